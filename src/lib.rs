@@ -1,0 +1,12 @@
+//! Countersign: a control plane for agent runs that never does a thing twice without saying so.
+//!
+//! The modules in reading order; who may use whom is kept by `tests/it/architecture.rs`.
+
+pub mod run;
+
+pub mod store;
+
+pub mod net;
+
+pub mod mcp;
+pub mod model;

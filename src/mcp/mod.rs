@@ -1,0 +1,59 @@
+//! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
+
+use std::time::Duration;
+
+use secrecy::SecretString;
+use serde_json::{Map, Value};
+use url::Url;
+
+use crate::run::ids::RunUid;
+use crate::run::spec::Timeouts;
+
+/// One MCP server as a run reaches it.
+#[derive(Clone, Debug)]
+pub struct McpTarget {
+    /// The Streamable HTTP endpoint.
+    pub url: Url,
+    /// Plain headers of every request.
+    pub headers: Vec<(String, String)>,
+    /// Header name and value that carry a secret, e.g. `authorization`, `Bearer …`.
+    pub secret_header: Option<(String, SecretString)>,
+    /// Time limits.
+    pub timeouts: Timeouts,
+    /// The run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares it.
+    pub private_to: Option<RunUid>,
+}
+
+/// One call of a tool.
+#[derive(Clone, Debug)]
+pub struct ToolRequest {
+    /// The server's name of the tool.
+    pub server_tool: String,
+    /// The arguments, digits as the model wrote them.
+    pub arguments: Map<String, Value>,
+    /// Sent as `_meta` (`countersign/run`, `countersign/turn`, `countersign/call-id`, `countersign/idempotency-key`).
+    pub meta: Map<String, Value>,
+    /// Sent as the header `Idempotency-Key` of this request.
+    pub idempotency_key: String,
+    /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
+    pub output_schema: Option<Value>,
+}
+
+/// Why a server gave no catalog.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct McpFault {
+    /// For people; names the server's fault, never a secret.
+    pub message: String,
+}
+
+/// How the pool treats connections.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolSettings {
+    /// A shared connection that nobody used for so long is closed.
+    pub idle_close: Duration,
+    /// A shared connection older than that is replaced once nobody uses it.
+    pub max_age: Duration,
+    /// Largest answer that is read, in bytes.
+    pub max_result_bytes: usize,
+}

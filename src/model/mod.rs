@@ -1,0 +1,69 @@
+//! Asks models. Provider types stop here: the rest of the server sees a prompt go in and parts of a turn come out.
+
+use std::time::Duration;
+
+use futures::stream::BoxStream;
+use secrecy::SecretString;
+
+use crate::run::history::Prompt;
+use crate::run::message::ModelTurn;
+use crate::run::spec::ModelSpec;
+
+/// One request to a model.
+#[derive(Clone, Debug)]
+pub struct ModelRequest {
+    /// Which model, where.
+    pub model: ModelSpec,
+    /// Everything that is said.
+    pub prompt: Prompt,
+    /// The key, when the model needs one.
+    pub secret: Option<SecretString>,
+    /// Requests of this run whose outcome is committed: picks the entry of a scripted model.
+    pub requests_before: u32,
+    /// Calls that the run's model made before: numbers the default call ids of a scripted model.
+    pub calls_before: u32,
+}
+
+/// What a model stream yields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelPart {
+    /// More text.
+    Text(String),
+    /// More of what the model thinks aloud.
+    Reasoning(String),
+    /// The turn ended properly: the whole of it, always the last part. A stream without it was cut off.
+    Ended(Box<ModelTurn>),
+}
+
+/// Why a request brought no turn.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ModelError {
+    /// What can be done about it.
+    pub kind: ModelErrorKind,
+    /// For people; holds no secret and no query string.
+    pub message: String,
+}
+
+/// What can be done about a failed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelErrorKind {
+    /// Ask again: overloaded, rate limited, unreachable, cut off. Not before the provider's `Retry-After`.
+    Retryable {
+        /// The provider's `Retry-After`.
+        after: Option<Duration>,
+    },
+    /// The prompt is longer than the model takes.
+    ContextOverflow,
+    /// The provider does not accept the request or the key: asking again is certain to fail.
+    Refused,
+}
+
+/// The parts of one turn, in order.
+pub type ModelStream = BoxStream<'static, Result<ModelPart, ModelError>>;
+
+/// One provider protocol.
+pub trait ModelProvider: Send + Sync {
+    /// Starts a request. Dropping the stream ends it.
+    fn ask(&self, request: ModelRequest) -> ModelStream;
+}

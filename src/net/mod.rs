@@ -1,0 +1,1 @@
+//! The only place that builds HTTP clients for addresses that tenants choose.

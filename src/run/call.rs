@@ -1,0 +1,168 @@
+//! A tool call and its receipt: the durable record that it crossed, or will cross, the effect boundary.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ids::{Actor, CallId, CallKey, RunUid};
+use super::json::sha256_hex;
+use super::outcome::{Cause, ToolError};
+use super::spec::SideEffectClass;
+use super::time::Timestamp;
+
+/// How often one call may be sent again by itself, the first time included.
+pub const MAX_ATTEMPTS: u32 = 3;
+
+/// Where a call goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backend {
+    /// A tool of an MCP server.
+    Mcp,
+}
+
+/// Where a call goes and what it may do there; frozen when the model makes the call, so nothing declared later
+/// relaxes an undecided call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallTarget {
+    /// Which kind of counterpart.
+    pub backend: Backend,
+    /// Index of the entry in the spec's `mcp`.
+    pub entry: usize,
+    /// What the server is called in receipts.
+    pub server: String,
+    /// The name that the server knows.
+    pub server_tool: String,
+    /// What the call may do to the world.
+    pub class: SideEffectClass,
+    /// Whether a repeat was declared harmless.
+    pub replay: bool,
+}
+
+/// What is true of a call now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "kebab-case")]
+pub enum Stage {
+    /// Never reached the boundary; has no receipt.
+    Rejected {
+        /// Which rule refused it.
+        rule: String,
+        /// What the model is told.
+        reason: String,
+    },
+    /// Committed, certainly not sent.
+    Pending,
+    /// The request may leave, or has left.
+    Executing {
+        /// When that was committed.
+        since: Timestamp,
+    },
+    /// The backend answered.
+    Completed {
+        /// When the answer was committed.
+        settled_at: Timestamp,
+        /// What the backend returned.
+        output: Value,
+    },
+    /// The backend answered that it failed, or was certainly not reached.
+    Failed {
+        /// When that was committed.
+        settled_at: Timestamp,
+        /// Why.
+        error: ToolError,
+        /// What the backend returned, when there was a result object.
+        output: Option<Value>,
+    },
+    /// Nobody knows whether it had its effect.
+    Indeterminate {
+        /// Why nobody knows.
+        cause: Cause,
+        /// Since when.
+        since: Timestamp,
+        /// Who allowed exactly one more attempt.
+        authorized_by: Option<Actor>,
+    },
+}
+
+impl Stage {
+    /// The code on the wire and in the store.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Rejected { .. } => "rejected",
+            Self::Pending => "pending",
+            Self::Executing { .. } => "executing",
+            Self::Completed { .. } => "completed",
+            Self::Failed { .. } => "failed",
+            Self::Indeterminate { .. } => "indeterminate",
+        }
+    }
+
+    /// Whether the call has its result.
+    pub const fn is_settled(&self) -> bool {
+        match self {
+            Self::Rejected { .. } | Self::Completed { .. } | Self::Failed { .. } => true,
+            Self::Pending | Self::Executing { .. } | Self::Indeterminate { .. } => false,
+        }
+    }
+}
+
+/// One tool call. With a target it is a receipt; without one it was rejected before the boundary.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// Our own identity of the call.
+    pub key: CallKey,
+    /// Its label.
+    pub call_id: CallId,
+    /// The tool's name as it was offered.
+    pub tool: String,
+    /// The arguments; text where the model wrote no JSON object.
+    pub input: Value,
+    /// Where it goes; `None` for a rejected call.
+    pub target: Option<CallTarget>,
+    /// How often it was sent.
+    pub attempt: u32,
+    /// What is true of it now.
+    pub stage: Stage,
+    /// When the model's turn was committed.
+    pub created_at: Timestamp,
+}
+
+impl Call {
+    /// Whether the call may be sent again without anybody's word.
+    pub fn repeats_by_itself(&self) -> bool {
+        let harmless = self.target.as_ref().is_some_and(|target| {
+            target.replay
+                || match target.class {
+                    SideEffectClass::ReadOnly | SideEffectClass::IdempotentWrite => true,
+                    SideEffectClass::NonIdempotentWrite | SideEffectClass::IrreversibleAction => false,
+                }
+        });
+        harmless && self.attempt < MAX_ATTEMPTS
+    }
+
+    /// Whether only a person can say how the call goes on.
+    pub fn is_undecided(&self) -> bool {
+        match &self.stage {
+            Stage::Indeterminate { authorized_by: None, .. } => !self.repeats_by_itself(),
+            Stage::Indeterminate { authorized_by: Some(_), .. }
+            | Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. } => false,
+        }
+    }
+
+    /// Whether the call is to be sent next: never sent, or unknown with the right to one more attempt.
+    pub fn is_sendable(&self) -> bool {
+        match &self.stage {
+            Stage::Pending => true,
+            Stage::Indeterminate { .. } => !self.is_undecided(),
+            Stage::Rejected { .. } | Stage::Executing { .. } | Stage::Completed { .. } | Stage::Failed { .. } => false,
+        }
+    }
+}
+
+/// The key that every attempt of one logical call carries, and no other call ever does.
+pub fn idempotency_key(run: RunUid, call: CallKey) -> String {
+    sha256_hex(&format!("countersign:{}:{}:{}", run.0, call.turn, call.position))
+}

@@ -1,0 +1,43 @@
+//! What one decision writes: applied whole or not at all, under the run's fence and revision.
+
+use super::binding::Binding;
+use super::call::Call;
+use super::envelope::Head;
+use super::event::Event;
+use super::ids::CallKey;
+use super::message::Message;
+use super::time::Timestamp;
+
+/// Who moves the run next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Its owner goes on.
+    Owner,
+    /// Any node, from that time on; the owner lets go.
+    Due(Timestamp),
+    /// Nobody, until a decision: the owner lets go.
+    Rest,
+}
+
+/// The rows of one decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Commit {
+    /// The revision that the store must still hold; 0 for a new run.
+    pub expected: i64,
+    /// The head as it is from now on (`revision` = `expected` + 1).
+    pub head: Head,
+    /// New messages.
+    pub messages: Vec<Message>,
+    /// New calls.
+    pub calls_made: Vec<Call>,
+    /// Calls whose stage changed.
+    pub calls_moved: Vec<Call>,
+    /// What readers are told, numbered.
+    pub events: Vec<Event>,
+    /// A new binding revision.
+    pub binding: Option<Binding>,
+    /// The calls that may leave once this is stored.
+    pub sends: Vec<CallKey>,
+    /// Who moves the run next.
+    pub next: Next,
+}

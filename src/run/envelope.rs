@@ -1,0 +1,181 @@
+//! Everything that is true of a run, in one value.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::binding::{Binding, Warning};
+use super::call::{Call, Stage};
+use super::event::UndecidedCall;
+use super::ids::{Actor, RunId, RunUid, TenantId};
+use super::message::{Message, TurnUsage};
+use super::spec::RunSpec;
+use super::status::Status;
+use super::time::Timestamp;
+
+/// Everything that is true of a run. Calls of earlier turns are settled and stay in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Envelope {
+    /// Whose run it is.
+    pub tenant: TenantId,
+    /// The internal identity.
+    pub uid: RunUid,
+    /// The caller's name of it.
+    pub id: RunId,
+    /// What was asked for.
+    pub spec: RunSpec,
+    /// What it is bound to.
+    pub binding: Binding,
+    /// The small part that every commit rewrites.
+    pub head: Head,
+    /// The conversation so far.
+    pub messages: Vec<Message>,
+    /// The calls of the last turn, in call order.
+    pub calls: Vec<Call>,
+    /// Whether this leg has compared the servers' catalogs with the record; never stored.
+    pub catalog_checked: bool,
+}
+
+/// The head of a run: small, whatever the run's length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Head {
+    /// What the run is doing.
+    pub status: Status,
+    /// Moves with the content of the run, once per commit.
+    pub revision: i64,
+    /// Number of the last event.
+    pub last_seq: i64,
+    /// Legs begun without progress in between.
+    pub attempt: u32,
+    /// Nodes that died with the run since it last made progress.
+    pub crashes: u32,
+    /// The rest, stored as one document.
+    pub state: HeadState,
+    /// When the run was admitted.
+    pub created_at: Timestamp,
+    /// When the last commit was decided.
+    pub updated_at: Timestamp,
+    /// When the run ended.
+    pub finished_at: Option<Timestamp>,
+}
+
+/// The part of the head that no query filters by.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeadState {
+    /// Who created the run.
+    pub created_by: Actor,
+    /// Committed model turns.
+    pub turns: u32,
+    /// Messages so far; the next position.
+    pub messages: u32,
+    /// Calls that the model made.
+    pub tool_calls: u32,
+    /// What was used.
+    pub usage: Usage,
+    /// Whether anything was decided since the last leg began.
+    pub progressed: bool,
+    /// Failed model requests since the last turn ended.
+    #[serde(default)]
+    pub model_failures: u32,
+    /// Milliseconds of work in earlier legs.
+    pub worked_ms: i64,
+    /// When the current leg began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leg_began_at: Option<Timestamp>,
+    /// What a person should know.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Warning>,
+    /// The final answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<RunOutput>,
+    /// Why the run failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<RunError>,
+}
+
+/// What a run used over its whole life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Requests whose outcome, success or failure, is committed.
+    pub model_requests: u32,
+    /// Tokens read.
+    pub input_tokens: u64,
+    /// Tokens written.
+    pub output_tokens: u64,
+    /// Tokens read from the provider's cache, contained in `input_tokens`.
+    pub cached_input_tokens: u64,
+    /// Read and written.
+    pub total_tokens: u64,
+}
+
+impl Usage {
+    /// Counts one committed request.
+    pub const fn count(&mut self, turn: TurnUsage) {
+        self.model_requests = self.model_requests.saturating_add(1);
+        self.input_tokens = self.input_tokens.saturating_add(turn.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(turn.output_tokens);
+        self.cached_input_tokens = self.cached_input_tokens.saturating_add(turn.cached_input_tokens);
+        self.total_tokens = self.input_tokens.saturating_add(self.output_tokens);
+    }
+}
+
+/// The final answer of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunOutput {
+    /// What the model said last.
+    pub text: String,
+    /// The same, as the asked-for structure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub structured: Option<Value>,
+}
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunError {
+    /// A kebab-case code, e.g. `model-error`.
+    pub code: String,
+    /// For people.
+    pub message: String,
+}
+
+impl RunError {
+    /// An error with its code and text.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into() }
+    }
+}
+
+impl Envelope {
+    /// The calls that only a person can decide.
+    pub fn undecided(&self) -> impl Iterator<Item = &Call> {
+        self.calls.iter().filter(|call| call.is_undecided())
+    }
+
+    /// Whether a call is out, or was when the leg's process died.
+    pub fn has_executing(&self) -> bool {
+        self.calls.iter().any(|call| matches!(call.stage, Stage::Executing { .. }))
+    }
+
+    /// Milliseconds of work so far; waiting for people does not count.
+    pub fn worked_ms(&self, now: Timestamp) -> i64 {
+        let this_leg = self.head.state.leg_began_at.map_or(0, |began| now.millis_since(began));
+        self.head.state.worked_ms.saturating_add(this_leg)
+    }
+
+    /// The undecided calls as readers see them.
+    pub fn undecided_calls(&self) -> Vec<UndecidedCall> {
+        self.undecided().filter_map(undecided_call).collect()
+    }
+}
+
+/// The reader's view of a call with an unknown outcome.
+pub fn undecided_call(call: &Call) -> Option<UndecidedCall> {
+    let Stage::Indeterminate { cause, since, .. } = &call.stage else { return None };
+    Some(UndecidedCall {
+        turn: call.key.turn,
+        call_id: call.call_id.clone(),
+        tool: call.tool.clone(),
+        input: call.input.clone(),
+        cause: cause.code().to_owned(),
+        since: *since,
+    })
+}

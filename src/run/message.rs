@@ -1,0 +1,111 @@
+//! The conversation as it is stored: roles, content, and what one model turn brought.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::ids::CallId;
+use super::spec::FinishReason;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// Instructions inside the input.
+    System,
+    /// The caller.
+    User,
+    /// The model.
+    Assistant,
+    /// The results of a turn's calls, in call order.
+    Tool,
+}
+
+/// One stored message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Place in the run, from 0.
+    pub position: u32,
+    /// The model turn that it belongs to; 0 for the input.
+    pub turn: u32,
+    /// Who speaks.
+    pub role: Role,
+    /// What is said, in order.
+    pub content: Vec<Content>,
+}
+
+/// One piece of a message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum Content {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// What the model thought aloud.
+    Reasoning {
+        /// The text; may be empty where the provider hides it.
+        text: String,
+        /// The provider's own block, given back untouched (signatures), never read here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        native: Option<Value>,
+    },
+    /// A call that the model made.
+    ToolCall {
+        /// The label of the call, unique in its turn.
+        call_id: CallId,
+        /// The tool's name as it was offered.
+        tool: String,
+        /// The arguments; text where the model wrote no JSON object.
+        input: Value,
+    },
+    /// What came of a call, as the model is told.
+    ToolResult {
+        /// The label of the call.
+        call_id: CallId,
+        /// The tool's name as it was offered.
+        tool: String,
+        /// Text, or a JSON value.
+        output: Value,
+        /// Whether the model is told that the call failed.
+        is_error: bool,
+    },
+}
+
+/// Token counts of one model request, as the provider gave them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnUsage {
+    /// Tokens read.
+    pub input_tokens: u64,
+    /// Tokens written.
+    pub output_tokens: u64,
+    /// Tokens read from the provider's cache, contained in `input_tokens`.
+    #[serde(default)]
+    pub cached_input_tokens: u64,
+}
+
+/// One call as the model wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrittenCall {
+    /// The provider's id; empty or missing ids get one of ours.
+    pub id: Option<String>,
+    /// The tool's name as it was offered.
+    pub tool: String,
+    /// The arguments as text, exactly as they were written.
+    pub arguments: String,
+}
+
+/// A model turn that ended properly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelTurn {
+    /// What the model thought aloud, with the provider's own blocks.
+    pub reasoning: Vec<(String, Option<Value>)>,
+    /// What the model said.
+    pub text: String,
+    /// The calls that it made, in order.
+    pub calls: Vec<WrittenCall>,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// What it cost.
+    pub usage: TurnUsage,
+}

@@ -1,0 +1,28 @@
+//! The run core: pure rules of a durable agent run. No IO, no clock, no async.
+//!
+//! `next` says what must happen, `apply` says what a fact changes. Recovery is `load` + `next`: it calls exactly what
+//! the happy path calls.
+#![deny(
+    missing_docs,
+    clippy::indexing_slicing,
+    clippy::as_conversions,
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::wildcard_enum_match_arm
+)]
+#![cfg_attr(test, allow(clippy::indexing_slicing, clippy::panic, reason = "tests state facts"))]
+
+pub mod binding;
+pub mod call;
+pub mod commit;
+pub mod envelope;
+pub mod event;
+pub mod history;
+pub mod ids;
+pub mod json;
+pub mod message;
+pub mod outcome;
+pub mod spec;
+pub mod status;
+pub mod time;

@@ -1,0 +1,75 @@
+//! The three ways a call can end. The whole effect rule hangs on this distinction: what was *not sent* may be sent,
+//! what was *answered* is settled, and what is *unknown* is never repeated without a right to do so.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// How one attempt of a call ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The server answered: the effect is known.
+    Answered(Answer),
+    /// Certainly not executed: nothing left, or the server refused before doing anything.
+    NotSent(ToolError),
+    /// Sent and not answered: the effect may or may not have happened.
+    Unknown(Cause),
+}
+
+/// What a backend answered.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The call did what it should.
+    Done {
+        /// What the backend returned: for MCP the whole result object.
+        output: Value,
+    },
+    /// The call failed, says the server.
+    Failed {
+        /// What the model is told.
+        error: ToolError,
+        /// What the backend returned, when there was a result object.
+        output: Option<Value>,
+    },
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolError {
+    /// A kebab-case code, e.g. `tool-error`, `mcp-unreachable`.
+    pub code: String,
+    /// The text that the model reads.
+    pub message: String,
+}
+
+impl ToolError {
+    /// An error with its code and text.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self { code: code.to_owned(), message: message.into() }
+    }
+}
+
+/// Why nobody knows whether a call had its effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// The process that sent it died.
+    Crash,
+    /// The connection broke, or the answer could not be read.
+    LostResponse,
+    /// No answer within the limits.
+    TimeOut,
+    /// The run was cancelled while the call was out.
+    Cancelled,
+}
+
+impl Cause {
+    /// The code on the wire.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Crash => "crash",
+            Self::LostResponse => "lost-response",
+            Self::TimeOut => "time-out",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}

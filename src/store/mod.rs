@@ -1,0 +1,298 @@
+//! Keeps runs. Knows the core's types and SQL, nothing of HTTP, models or servers.
+//!
+//! **Fencing.** A run is owned through `(node, fence)`. Every write of an owned run carries the fence and the revision
+//! that its owner last saw; a write whose fence or revision is old changes nothing and its owner learns that the lease
+//! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
+//! wish (`cancel_request`) that the owner reads.
+
+use async_trait::async_trait;
+
+use crate::run::binding::CatalogRecord;
+use crate::run::call::Call;
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, Head};
+use crate::run::event::UndecidedCall;
+use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::message::Message;
+use crate::run::spec::RunSpec;
+use crate::run::time::Timestamp;
+
+/// Why the store could not do it; by remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database did not answer; the same request may succeed later.
+    #[error("the database is not available: {0}")]
+    Unavailable(#[source] sqlx::Error),
+    /// A stored row does not read as what this version writes.
+    #[error("stored {what} does not read: {detail}")]
+    Corrupt {
+        /// Which kind of row.
+        what: &'static str,
+        /// The reader's words; no payload.
+        detail: String,
+    },
+    /// The schema or the settings do not fit this version.
+    #[error("{0}")]
+    Misconfigured(String),
+}
+
+/// A new run, stored whole or not at all.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Whose run it is.
+    pub tenant: TenantId,
+    /// Its internal identity.
+    pub uid: RunUid,
+    /// The caller's name of it.
+    pub id: RunId,
+    /// What was asked for.
+    pub spec: RunSpec,
+    /// Head, messages, binding and events (`expected` is 0).
+    pub commit: Commit,
+    /// The node that takes it at once (fence 1); else it is due now.
+    pub owner: Option<NodeId>,
+    /// The caller's key for this request, kept with the run.
+    pub idempotency: Option<KeptRequest>,
+    /// Run-scoped secrets, sealed.
+    pub secrets: Vec<SealedSecret>,
+}
+
+/// A sealed run-scoped secret; purged when the run is terminal.
+#[derive(Clone, Debug)]
+pub struct SealedSecret {
+    /// The caller's name of it.
+    pub name: String,
+    /// Which master key sealed it.
+    pub key_id: String,
+    /// Nonce and ciphertext.
+    pub sealed: Vec<u8>,
+}
+
+/// A creating request that carries an `Idempotency-Key`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptRequest {
+    /// Who asked.
+    pub actor: Actor,
+    /// Which route, e.g. `run_create`.
+    pub route: &'static str,
+    /// The caller's key.
+    pub key: String,
+    /// Keyed digest of the body.
+    pub body_digest: String,
+    /// Forgotten after that time.
+    pub expires_at: Timestamp,
+}
+
+/// What was kept under an `Idempotency-Key`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptAnswer {
+    /// Keyed digest of the body that was kept.
+    pub body_digest: String,
+    /// The run that it created.
+    pub run_id: RunId,
+}
+
+/// What became of an admission.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// Stored.
+    Created,
+    /// The id is taken in the tenant; nothing was stored.
+    RunExists,
+    /// The key was used before; nothing was stored.
+    KeyUsed(KeptAnswer),
+}
+
+/// A run as readers see it: the head and what stands beside it, without the conversation.
+#[derive(Clone, Debug)]
+pub struct RunView {
+    /// The internal identity.
+    pub uid: RunUid,
+    /// The caller's name.
+    pub id: RunId,
+    /// What was asked for.
+    pub spec: RunSpec,
+    /// The head.
+    pub head: Head,
+    /// The binding's revision.
+    pub binding_revision: u32,
+    /// The binding's record.
+    pub mcp: Option<CatalogRecord>,
+    /// Calls that wait for a person.
+    pub undecided: Vec<UndecidedCall>,
+    /// Whether a node drives it now.
+    pub owned: bool,
+}
+
+/// A run as its next owner, or a decision, needs it.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Everything that is true of it.
+    pub envelope: Envelope,
+    /// The fence of its current or last owner.
+    pub fence: Fence,
+    /// Whether a node drives it now.
+    pub owned: bool,
+    /// Who wished it cancelled, when somebody did.
+    pub cancel_requested_by: Option<Actor>,
+}
+
+/// Which runs a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct RunFilter {
+    /// Only this status.
+    pub status: Option<String>,
+    /// Only this reason.
+    pub reason: Option<String>,
+    /// Only runs with all of these labels.
+    pub metadata: Vec<(String, String)>,
+    /// Only runs created at or after.
+    pub created_after: Option<Timestamp>,
+    /// Only runs created before.
+    pub created_before: Option<Timestamp>,
+}
+
+/// Where a newest-first list of runs goes on: strictly after this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunCursor {
+    /// When the last run of the page before was created.
+    pub created_at: Timestamp,
+    /// Its internal identity, which breaks ties.
+    pub uid: RunUid,
+}
+
+/// One stored event: its number and its JSON text as readers get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Number in the run, from 1.
+    pub seq: i64,
+    /// The event's type.
+    pub kind: String,
+    /// The whole event as JSON.
+    pub body: String,
+}
+
+/// What requests need of the store. The tenant comes first everywhere.
+#[async_trait]
+pub trait RunStore: Send + Sync {
+    /// Stores a new run with its key, in one transaction.
+    async fn run_admit(&self, admission: Admission) -> Result<Admitted, StoreError>;
+    /// The answer kept under a key, unless it expired.
+    async fn kept_fetch(
+        &self,
+        tenant: &TenantId,
+        request: &KeptRequest,
+        now: Timestamp,
+    ) -> Result<Option<KeptAnswer>, StoreError>;
+    /// One run as readers see it.
+    async fn run_fetch(&self, tenant: &TenantId, id: &RunId) -> Result<Option<RunView>, StoreError>;
+    /// Runs, newest first, at most `limit`.
+    async fn run_list(
+        &self,
+        tenant: &TenantId,
+        filter: &RunFilter,
+        after: Option<RunCursor>,
+        limit: u32,
+    ) -> Result<Vec<RunView>, StoreError>;
+    /// One run whole.
+    async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
+    /// A decision on a run that nobody owns: applied only while fence and revision are the ones seen and there is no
+    /// owner; raises the fence. `false`: somebody was faster, load again.
+    async fn run_decide(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        seen: Fence,
+        commit: &Commit,
+    ) -> Result<bool, StoreError>;
+    /// Leaves the wish to cancel with a run that a node owns. `false`: nobody owns it, decide instead.
+    async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError>;
+    /// Messages in order, from `position` on.
+    async fn message_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        from: u32,
+        limit: u32,
+    ) -> Result<Vec<Message>, StoreError>;
+    /// Calls that have a receipt, in order of (turn, position), strictly after `after`.
+    async fn receipt_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: Option<(u32, u32)>,
+        limit: u32,
+    ) -> Result<Vec<Call>, StoreError>;
+    /// Events with a number greater than `after`, in order.
+    async fn event_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<StoredEvent>, StoreError>;
+    /// The sealed secrets of a run.
+    async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
+    /// Whether the database answers.
+    async fn ping(&self) -> Result<(), StoreError>;
+}
+
+/// A run that a node took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Whose run it is.
+    pub tenant: TenantId,
+    /// Which run.
+    pub uid: RunUid,
+    /// The fence of this ownership.
+    pub fence: Fence,
+}
+
+/// One commit of an owned run.
+#[derive(Clone, Debug)]
+pub struct OwnedCommit {
+    /// Whose run it is.
+    pub tenant: TenantId,
+    /// Which run.
+    pub uid: RunUid,
+    /// The fence of the writer.
+    pub fence: Fence,
+    /// What is written.
+    pub commit: Commit,
+}
+
+/// What a node learns when it beats.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Beat {
+    /// Whether the node was still taken for alive; if not it owns nothing any more.
+    pub alive: bool,
+    /// Owned runs that somebody left a wish with.
+    pub attention: Vec<Claim>,
+}
+
+/// What the executor needs of the store.
+#[async_trait]
+pub trait ExecutorStore: Send + Sync {
+    /// Makes a node known, with its first beat.
+    async fn node_register(&self, node: NodeId) -> Result<(), StoreError>;
+    /// Beats, and reads whose attention is wanted.
+    async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError>;
+    /// Says good-bye: the node's runs are due at once.
+    async fn node_retire(&self, node: NodeId) -> Result<(), StoreError>;
+    /// Marks nodes dead whose beat is older than the lease, by the database clock, and makes their runs due
+    /// (`crashes` + 1). Answers how many runs were freed.
+    async fn node_reap(&self, lease_ms: i64) -> Result<u64, StoreError>;
+    /// Takes due runs, fairly across tenants: at most `slots`, and at most `per_tenant` running in one tenant.
+    async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError>;
+    /// Gives an owned run back unchanged: due at once. `false`: it was no longer this owner's.
+    async fn run_release(&self, claim: &Claim) -> Result<bool, StoreError>;
+    /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.
+    async fn run_due_in(&self) -> Result<Option<i64>, StoreError>;
+    /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held.
+    async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError>;
+}
+
+/// One database that does both.
+pub trait Store: RunStore + ExecutorStore {}
+
+impl<T: RunStore + ExecutorStore> Store for T {}
