@@ -26,3 +26,4 @@ pub mod outcome;
 pub mod spec;
 pub mod status;
 pub mod time;
+pub mod tool_result;
