@@ -6,9 +6,8 @@ mod entry;
 mod request;
 mod resume;
 
+use std::any::Any;
 use std::sync::Arc;
-
-use tokio::sync::OwnedSemaphorePermit;
 
 pub use create::Created;
 pub use request::{CreateRun, InputMessage, ResumeRun, RetryCall, RunInput};
@@ -88,12 +87,11 @@ pub enum CommandError {
 }
 
 /// A free slot on this node, held while a run is admitted.
-#[derive(Debug)]
 pub struct Seat {
     /// This node.
     pub node: NodeId,
-    /// Given back when the run lets go.
-    pub permit: OwnedSemaphorePermit,
+    /// The executor's own slot, given back when the run lets go.
+    pub slot: Box<dyn Any + Send + Sync>,
 }
 
 /// This node's executor, as far as commands need it.
