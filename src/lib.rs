@@ -10,3 +10,8 @@ pub mod net;
 
 pub mod mcp;
 pub mod model;
+
+pub mod auth;
+pub mod clock;
+pub mod config;
+pub mod secrets;
