@@ -30,12 +30,12 @@ const CATALOG_MAX_AGE_MS: u64 = 2_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Silence after which a model stream is taken for dead.
-const MODEL_READ_TIMEOUT: Duration = Duration::from_secs(120);
+const MODEL_READ_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// How shared connections to MCP servers are kept.
 const POOL: PoolSettings = PoolSettings {
-    idle_close: Duration::from_secs(300),
-    max_age: Duration::from_secs(3600),
+    idle_close: Duration::from_mins(5),
+    max_age: Duration::from_hours(1),
     max_result_bytes: 16 * 1024 * 1024,
     cancel_grace: Duration::from_secs(2),
 };
@@ -67,14 +67,14 @@ impl App {
         let store = crate::store::open(config.database_url.expose_secret(), migrate)
             .await
             .context("COUNTERSIGN_DATABASE_URL")?;
-        let allow = EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;
+        let allow =
+            EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;
         let egress = Egress::new(allow);
         let mcp_client = egress.client(CONNECT_TIMEOUT, None).context("HTTP client for MCP servers")?;
         let model_client =
             egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
         let pool = McpPool::new(mcp_client, egress.clone(), POOL);
-        let dispatch =
-            Arc::new(Dispatch::new(Arc::clone(&pool), egress, Arc::clone(&config.keys), Arc::clone(&store)));
+        let dispatch = Arc::new(Dispatch::new(Arc::clone(&pool), egress, Arc::clone(&config.keys), Arc::clone(&store)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
         let tracker = TaskTracker::new();
@@ -94,10 +94,7 @@ impl App {
             keys: Arc::clone(&config.keys),
             clock,
             executor: Arc::new(Local(executor.clone())),
-            allow: Allowances {
-                scripted_models: config.allow_scripted_models,
-                catalog_max_age_ms: CATALOG_MAX_AGE_MS,
-            },
+            allow: Allowances { scripted_models: config.allow_scripted_models, catalog_max_age_ms: CATALOG_MAX_AGE_MS },
         });
         let drain = Duration::from_secs(config.drain_s.into());
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
@@ -150,10 +147,10 @@ impl LocalExecutor for Local {
     }
 
     fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit) {
-        match seat.slot.downcast::<Slot>() {
-            Ok(slot) => self.0.begin(*slot, claim, envelope, commit),
-            // Not a slot of this executor: the run is this node's, so its next beat or takeover finds it.
-            Err(_) => tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node"),
+        if let Ok(slot) = seat.slot.downcast::<Slot>() {
+            self.0.begin(*slot, claim, envelope, commit);
+        } else {
+            tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
         }
     }
 

@@ -1,6 +1,3 @@
-<<<<<<< HEAD
-
-=======
 //! Both protocols as aimock speaks them, a server nobody here wrote; its answers stand in `tests/world/aimock`.
 
 use std::process::Command;
@@ -95,4 +92,3 @@ async fn thoughts_and_the_length_limit_are_told_apart_from_an_answer() {
         assert_eq!(turn.finish_reason, FinishReason::Length, "{provider:?}");
     }
 }
->>>>>>> d9d7115edae3223da8ebef822caf59437cd7651b
