@@ -1,1 +1,5 @@
 //! The integration tests, one binary.
+
+mod architecture;
+mod documents;
+mod source;
