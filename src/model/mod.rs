@@ -1,13 +1,26 @@
 //! Asks models. Provider types stop here: the rest of the server sees a prompt go in and parts of a turn come out.
 
+mod anthropic;
+mod fault;
+mod openai;
+mod scripted;
+#[cfg(test)]
+mod testing;
+mod transport;
+mod wire;
+
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use secrecy::SecretString;
+use serde_json::{Value, json};
 
+pub use self::anthropic::Anthropic;
+pub use self::openai::OpenAi;
+pub use self::scripted::Scripted;
 use crate::run::history::Prompt;
 use crate::run::message::ModelTurn;
-use crate::run::spec::ModelSpec;
+use crate::run::spec::{ModelSpec, Provider};
 
 /// One request to a model.
 #[derive(Clone, Debug)]
@@ -66,4 +79,37 @@ pub type ModelStream = BoxStream<'static, Result<ModelPart, ModelError>>;
 pub trait ModelProvider: Send + Sync {
     /// Starts a request. Dropping the stream ends it.
     fn ask(&self, request: ModelRequest) -> ModelStream;
+}
+
+/// Every provider; asks the one that the run names.
+#[derive(Clone, Debug)]
+pub struct Models {
+    openai: OpenAi,
+    anthropic: Anthropic,
+    scripted: Scripted,
+}
+
+impl Models {
+    /// All providers on one HTTP client, which brings the limits: the address check, no redirects, a connect and a read
+    /// time-out. A whole turn has no limit here.
+    pub fn new(client: reqwest::Client) -> Self {
+        Self { openai: OpenAi::new(client.clone()), anthropic: Anthropic::new(client), scripted: Scripted }
+    }
+}
+
+impl ModelProvider for Models {
+    fn ask(&self, request: ModelRequest) -> ModelStream {
+        match request.model.provider {
+            Provider::Openai => self.openai.ask(request),
+            Provider::Anthropic => self.anthropic.ask(request),
+            Provider::Scripted => self.scripted.ask(request),
+        }
+    }
+}
+
+/// Arguments that are no JSON object, inside one, so that every provider takes the history and the model sees what it
+/// wrote.
+fn unreadable(input: &Value) -> Value {
+    let text = input.as_str().map_or_else(|| input.to_string(), str::to_owned);
+    json!({ "invalid_json": text })
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -42,7 +43,7 @@ pub struct BoundTool {
     pub name: String,
     /// The name that the server knows.
     pub server_tool: String,
-    /// Index of the entry in the spec's `mcp`.
+    /// Index of the server in the binding's `entries`.
     pub entry: usize,
     /// What the server says it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,6 +150,12 @@ impl fmt::Display for Drift {
 pub struct Binding {
     /// Counts from 1.
     pub revision: u32,
+    /// The MCP servers, namespaces resolved.
+    #[serde(default)]
+    pub entries: Vec<McpEntry>,
+    /// Indices of entries that were not read: unused, or not required and unreachable.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<usize>,
     /// The tools offered to the model, in order.
     pub tools: Vec<BoundTool>,
     /// The record; `None` for a run without MCP entries.
@@ -160,6 +167,29 @@ impl Binding {
     pub fn tool(&self, name: &str) -> Option<&BoundTool> {
         self.tools.iter().find(|tool| tool.name == name)
     }
+
+    /// How `served`, read now, differs from what the run is bound to. Entries that were not read on either side are
+    /// left out of the comparison; dropping every entry of a run that has a record removes every tool.
+    pub fn drift(&self, served: &Self) -> Option<Drift> {
+        let recorded = self.mcp.as_ref()?;
+        let skipped: Vec<usize> = self.unread.iter().chain(&served.unread).copied().collect();
+        match &served.mcp {
+            None => recorded.drift(&record_of(&[])),
+            Some(now) if skipped.is_empty() => recorded.drift(now),
+            Some(_) => {
+                let read = |binding: &Self| -> CatalogRecord {
+                    let tools: Vec<BoundTool> =
+                        binding.tools.iter().filter(|tool| !skipped.contains(&tool.entry)).cloned().collect();
+                    record_of(&tools)
+                };
+                read(self).drift(&read(served))
+            }
+        }
+    }
+}
+
+fn record_of(tools: &[BoundTool]) -> CatalogRecord {
+    CatalogRecord::of(tools.iter().map(|t| (t.name.as_str(), t.description.as_deref(), &t.input_schema)))
 }
 
 /// Something a person should know about a run; stands once in `run.warnings` and once in the stream.
@@ -198,11 +228,15 @@ impl Warning {
 ///
 /// `catalogs` stands in the order of `entries`; `None` for an entry that was not contacted (unused, or not required
 /// and unreachable). Of two entries that serve one name, the later one is used, and a warning says so.
-pub fn merge(entries: &[McpEntry], catalogs: &[Option<ServedCatalog>], revision: u32) -> (Binding, Vec<Warning>) {
+pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) -> (Binding, Vec<Warning>) {
     let mut tools: Vec<BoundTool> = Vec::new();
     let mut warnings = Vec::new();
+    let mut unread = Vec::new();
     for (index, (entry, catalog)) in entries.iter().zip(catalogs).enumerate() {
-        let Some(catalog) = catalog else { continue };
+        let Some(catalog) = catalog else {
+            unread.push(index);
+            continue;
+        };
         warnings.extend(missing_tools(entry, catalog));
         for served in catalog.tools.iter().filter(|tool| is_wanted(entry, &tool.name)) {
             let tool = bind(entry, index, served);
@@ -217,9 +251,8 @@ pub fn merge(entries: &[McpEntry], catalogs: &[Option<ServedCatalog>], revision:
             }
         }
     }
-    let record = CatalogRecord::of(tools.iter().map(|t| (t.name.as_str(), t.description.as_deref(), &t.input_schema)));
-    let mcp = (!entries.is_empty()).then_some(record);
-    (Binding { revision, tools, mcp }, warnings)
+    let mcp = (!entries.is_empty()).then(|| record_of(&tools));
+    (Binding { revision: 1, entries, unread, tools, mcp }, warnings)
 }
 
 fn is_wanted(entry: &McpEntry, server_tool: &str) -> bool {
@@ -341,8 +374,8 @@ mod tests {
         let entry =
             |url: &str| -> McpEntry { serde_json::from_value(json!({ "url": url, "namespace": "n" })).unwrap() };
         let served = ServedTool { name: "t".into(), description: None, input_schema: Value::Null, output_schema: None };
-        let catalog = || Some(ServedCatalog { tools: vec![served.clone()] });
-        let (binding, warnings) = merge(&[entry("https://a"), entry("https://b")], &[catalog(), catalog()], 1);
+        let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()] }));
+        let (binding, warnings) = merge(vec![entry("https://a"), entry("https://b")], &[catalog(), catalog()]);
         assert_eq!(binding.tools.len(), 1);
         assert_eq!(binding.tool("n_t").unwrap().entry, 1);
         assert_eq!(warnings[0].message, "MCP tool 'n_t' is served by more than one server; the later one is used.");

@@ -26,7 +26,7 @@ pub enum Backend {
 pub struct CallTarget {
     /// Which kind of counterpart.
     pub backend: Backend,
-    /// Index of the entry in the spec's `mcp`.
+    /// Index of the server in the binding's `entries`.
     pub entry: usize,
     /// What the server is called in receipts.
     pub server: String,

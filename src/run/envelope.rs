@@ -31,8 +31,21 @@ pub struct Envelope {
     pub messages: Vec<Message>,
     /// The calls of the last turn, in call order.
     pub calls: Vec<Call>,
-    /// Whether this leg has compared the servers' catalogs with the record; never stored.
-    pub catalog_checked: bool,
+    /// How far the current leg has come; never stored: whoever loads a run begins a leg.
+    pub leg: Leg,
+}
+
+/// How far a leg has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leg {
+    /// Nobody drives the run.
+    Outside,
+    /// The servers' catalogs must be compared with the record before anything is sent.
+    CheckingCatalog,
+    /// Calls and model requests go out.
+    Working,
+    /// Somebody wants the run cancelled: what is out is awaited, nothing more goes out.
+    Cancelling,
 }
 
 /// The head of a run: small, whatever the run's length.

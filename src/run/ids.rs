@@ -63,6 +63,11 @@ impl RunId {
         (first && rest && text.len() <= Self::MAX).then_some(Self(text))
     }
 
+    /// The id of a UUID: its text always fits the alphabet.
+    pub fn of_uuid(uuid: Uuid) -> Self {
+        Self(uuid.hyphenated().to_string())
+    }
+
     /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0

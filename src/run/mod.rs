@@ -13,16 +13,24 @@
 )]
 #![cfg_attr(test, allow(clippy::indexing_slicing, clippy::panic, reason = "tests state facts"))]
 
+pub mod apply;
 pub mod binding;
 pub mod call;
 pub mod commit;
 pub mod envelope;
 pub mod event;
+pub mod fact;
 pub mod history;
 pub mod ids;
 pub mod json;
 pub mod message;
 pub mod outcome;
+pub mod refusal;
 pub mod spec;
 pub mod status;
+pub mod step;
 pub mod time;
+pub mod tool_result;
+
+pub use apply::apply;
+pub use step::{Step, next};

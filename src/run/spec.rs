@@ -16,9 +16,6 @@ pub struct RunSpec {
     /// The system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
-    /// The MCP servers whose tools are offered, namespaces resolved.
-    #[serde(default)]
-    pub mcp: Vec<McpEntry>,
     /// What a hot refresh of a changed catalog does.
     #[serde(default)]
     pub on_catalog_change: CatalogPolicy,

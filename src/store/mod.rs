@@ -5,7 +5,17 @@
 //! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
 //! wish (`cancel_request`) that the owner reads.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+
+mod codec;
+mod fault;
+pub mod hub;
+pub mod journal;
+mod sqlite;
+
+pub use codec::CommitRows;
 
 use crate::run::binding::CatalogRecord;
 use crate::run::call::Call;
@@ -31,6 +41,9 @@ pub enum StoreError {
         /// The reader's words; no payload.
         detail: String,
     },
+    /// These very rows can not be stored, now or later; others can.
+    #[error("the rows are refused: {0}")]
+    Rejected(String),
     /// The schema or the settings do not fit this version.
     #[error("{0}")]
     Misconfigured(String),
@@ -49,7 +62,8 @@ pub struct Admission {
     pub spec: RunSpec,
     /// Head, messages, binding and events (`expected` is 0).
     pub commit: Commit,
-    /// The node that takes it at once (fence 1); else it is due now.
+    /// The node that takes it at once (fence 1), while that node is alive; else it is due as `commit.next` says, where
+    /// `Owner` means now.
     pub owner: Option<NodeId>,
     /// The caller's key for this request, kept with the run.
     pub idempotency: Option<KeptRequest>,
@@ -197,7 +211,7 @@ pub trait RunStore: Send + Sync {
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
     /// A decision on a run that nobody owns: applied only while fence and revision are the ones seen and there is no
-    /// owner; raises the fence. `false`: somebody was faster, load again.
+    /// owner; raises the fence. `Next::Owner` makes it due now. `false`: somebody was faster, load again.
     async fn run_decide(
         &self,
         tenant: &TenantId,
@@ -205,7 +219,8 @@ pub trait RunStore: Send + Sync {
         seen: Fence,
         commit: &Commit,
     ) -> Result<bool, StoreError>;
-    /// Leaves the wish to cancel with a run that a node owns. `false`: nobody owns it, decide instead.
+    /// Leaves the wish to cancel with a run that a node owns; the first wish stays. `false`: nobody owns it, decide
+    /// instead. An owner that lets go without having read it leaves the run due now, so that the next one does.
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError>;
     /// Messages in order, from `position` on.
     async fn message_list(
@@ -235,6 +250,8 @@ pub trait RunStore: Send + Sync {
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
     /// Whether the database answers.
     async fn ping(&self) -> Result<(), StoreError>;
+    /// Closes every connection; what comes later is `Unavailable`.
+    async fn close(&self) {}
 }
 
 /// A run that a node took.
@@ -258,7 +275,16 @@ pub struct OwnedCommit {
     /// The fence of the writer.
     pub fence: Fence,
     /// What is written.
-    pub commit: Commit,
+    pub rows: CommitRows,
+}
+
+impl OwnedCommit {
+    /// # Errors
+    /// `Rejected` when the commit contradicts itself.
+    pub fn encode(claim: &Claim, commit: &Commit) -> Result<Self, StoreError> {
+        let rows = CommitRows::encode(commit)?;
+        Ok(Self { tenant: claim.tenant.clone(), uid: claim.uid, fence: claim.fence, rows })
+    }
 }
 
 /// What a node learns when it beats.
@@ -273,7 +299,8 @@ pub struct Beat {
 /// What the executor needs of the store.
 #[async_trait]
 pub trait ExecutorStore: Send + Sync {
-    /// Makes a node known, with its first beat.
+    /// Makes a node known, with its first beat. On SQLite, which one process has for itself, every other node is dead
+    /// from then on and its runs are due.
     async fn node_register(&self, node: NodeId) -> Result<(), StoreError>;
     /// Beats, and reads whose attention is wanted.
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError>;
@@ -282,13 +309,15 @@ pub trait ExecutorStore: Send + Sync {
     /// Marks nodes dead whose beat is older than the lease, by the database clock, and makes their runs due
     /// (`crashes` + 1). Answers how many runs were freed.
     async fn node_reap(&self, lease_ms: i64) -> Result<u64, StoreError>;
-    /// Takes due runs, fairly across tenants: at most `slots`, and at most `per_tenant` running in one tenant.
+    /// Takes due runs, fairly across tenants: at most `slots`, and at most `per_tenant` running in one tenant. Nothing,
+    /// when another node is claiming at this moment, or this node was taken for dead.
     async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError>;
     /// Gives an owned run back unchanged: due at once. `false`: it was no longer this owner's.
     async fn run_release(&self, claim: &Claim) -> Result<bool, StoreError>;
     /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError>;
-    /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held.
+    /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run
+    /// may stand in it twice. After `Unavailable` nobody knows whether they are stored.
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError>;
 }
 
@@ -296,3 +325,38 @@ pub trait ExecutorStore: Send + Sync {
 pub trait Store: RunStore + ExecutorStore {}
 
 impl<T: RunStore + ExecutorStore> Store for T {}
+
+/// Opens a store: `postgres://…`, or `sqlite:PATH`. With `migrate` the schema is brought up to this version first.
+///
+/// # Errors
+/// `Misconfigured` for another URL, a schema that this version does not know or that lacks migrations, or a SQLite file
+/// that another process has; `Unavailable` when the database does not answer.
+pub async fn open(url: &str, migrate: bool) -> Result<Arc<dyn Store>, StoreError> {
+    if let Some(path) = url.strip_prefix("sqlite:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        return Ok(Arc::new(sqlite::SqliteStore::open(std::path::Path::new(path), migrate).await?));
+    }
+    Err(StoreError::Misconfigured("a database URL is postgres://… or sqlite:PATH".to_owned()))
+}
+
+/// Brings the schema up to this version, or checks that it is. Fails on a schema that knows more than this version.
+async fn migrate<C>(migrator: &sqlx::migrate::Migrator, connection: &mut C, apply: bool) -> Result<(), StoreError>
+where
+    C: sqlx::migrate::Migrate,
+{
+    if apply {
+        migrator.run_direct(None, connection, false).await?;
+        return Ok(());
+    }
+    connection.ensure_migrations_table(&migrator.table_name).await?;
+    let applied = connection.list_applied_migrations(&migrator.table_name).await?;
+    let known: Vec<i64> = migrator.iter().map(|migration| migration.version).collect();
+    if let Some(newer) = applied.iter().find(|migration| !known.contains(&migration.version)) {
+        let text = format!("the schema is newer than this version: it has migration {}", newer.version);
+        return Err(StoreError::Misconfigured(text));
+    }
+    match known.iter().find(|version| !applied.iter().any(|migration| migration.version == **version)) {
+        Some(missing) => Err(StoreError::Misconfigured(format!("the schema lacks migration {missing}: migrate first"))),
+        None => Ok(()),
+    }
+}

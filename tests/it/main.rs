@@ -2,4 +2,6 @@
 
 mod architecture;
 mod documents;
+mod model;
 mod source;
+mod support;

@@ -1,0 +1,314 @@
+//! Creates a run: everything is checked, the servers are connected and read, and only then is anything stored.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
+
+use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::{Asker, CommandError, Commands, Fault, RequestKey};
+use crate::run::apply::{NewRun, admit};
+use crate::run::binding::merge;
+use crate::run::ids::{Fence, RunId, RunUid};
+use crate::run::message::{Content, Role};
+use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
+use crate::run::time::Timestamp;
+use crate::secrets::RunSecrets;
+use crate::store::{Admission, Admitted, Claim, KeptRequest, SealedSecret};
+
+/// How long an `Idempotency-Key` is kept, in milliseconds: 24 h.
+const KEY_TTL_MS: i64 = 24 * 60 * 60 * 1000;
+
+/// What became of a creating request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// The run's name.
+    pub id: RunId,
+    /// Whether an earlier request with the same key created it.
+    pub replayed: bool,
+}
+
+impl Commands {
+    /// Creates a run.
+    ///
+    /// # Errors
+    /// `Invalid`, `RunExists`, `KeyReused`, `Unreachable` and `Store`; nothing is stored then.
+    pub async fn create(
+        &self,
+        asker: &Asker,
+        request: CreateRun,
+        key: Option<RequestKey>,
+    ) -> Result<Created, CommandError> {
+        let now = self.clock.now();
+        let kept = key.map(|key| keep(asker, key, now));
+        if let Some(kept) = &kept
+            && let Some(answer) = self.store.kept_fetch(&asker.tenant, kept, now).await?
+        {
+            return replay(kept, &answer.body_digest, answer.run_id);
+        }
+        let uid = self.clock.run_uid();
+        let asked = self.check(request)?;
+        let sealed = self.seal(asker, uid, &asked.secrets)?;
+        let catalogs = self
+            .dispatch
+            .read(&asker.tenant, uid, &asked.entries, &asked.secrets, self.catalog_max_age())
+            .await?;
+        let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
+        warnings.extend(catalogs.warnings);
+        let id = asked.id.unwrap_or_else(|| self.clock.run_id());
+        let seat = self.executor.seat(&asker.tenant);
+        let new = NewRun {
+            tenant: asker.tenant.clone(),
+            uid,
+            id: id.clone(),
+            actor: asker.actor.clone(),
+            spec: asked.spec,
+            input: asked.input,
+            binding,
+            warnings,
+            begin: seat.is_some(),
+        };
+        let (envelope, commit) = admit(new, self.clock.now());
+        let admission = Admission {
+            tenant: asker.tenant.clone(),
+            uid,
+            id: id.clone(),
+            spec: envelope.spec.clone(),
+            commit: commit.clone(),
+            owner: seat.as_ref().map(|seat| seat.node),
+            idempotency: kept.clone(),
+            secrets: sealed,
+        };
+        match (self.store.run_admit(admission).await?, kept) {
+            (Admitted::Created, _) => {}
+            (Admitted::RunExists, _) => return Err(CommandError::RunExists),
+            (Admitted::KeyUsed(answer), Some(kept)) => return replay(&kept, &answer.body_digest, answer.run_id),
+            (Admitted::KeyUsed(_), None) => return Err(CommandError::KeyReused),
+        }
+        self.hub.publish(&asker.tenant, uid, &commit.events);
+        match seat {
+            Some(seat) => {
+                let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
+                self.executor.begin(seat, claim, envelope, &commit);
+            }
+            None => self.executor.wake(),
+        }
+        Ok(Created { id, replayed: false })
+    }
+
+    pub(super) fn catalog_max_age(&self) -> Duration {
+        Duration::from_millis(self.allow.catalog_max_age_ms)
+    }
+
+    fn seal(&self, asker: &Asker, uid: RunUid, secrets: &RunSecrets) -> Result<Vec<SealedSecret>, CommandError> {
+        let seal = |(name, value): (&String, &secrecy::SecretString)| {
+            self.keys
+                .seal(&asker.tenant, uid, name, value)
+                .map_err(|fault| CommandError::Invalid(vec![Fault::at(format!("/secrets/{name}"), fault.to_string())]))
+        };
+        secrets.iter().map(seal).collect()
+    }
+}
+
+fn keep(asker: &Asker, key: RequestKey, now: Timestamp) -> KeptRequest {
+    KeptRequest {
+        actor: asker.actor.clone(),
+        route: "run_create",
+        key: key.key,
+        body_digest: key.body_digest,
+        expires_at: now.plus_millis(KEY_TTL_MS),
+    }
+}
+
+fn replay(kept: &KeptRequest, digest: &str, id: RunId) -> Result<Created, CommandError> {
+    if kept.body_digest == digest { Ok(Created { id, replayed: true }) } else { Err(CommandError::KeyReused) }
+}
+
+/// A request whose every field is known to mean something.
+struct Asked {
+    id: Option<RunId>,
+    spec: RunSpec,
+    entries: Vec<McpEntry>,
+    input: Vec<(Role, Vec<Content>)>,
+    secrets: RunSecrets,
+}
+
+/// Collects every fault of a body, so that a caller sees them all at once.
+#[derive(Default)]
+pub(super) struct Faults(Vec<Fault>);
+
+impl Faults {
+    pub(super) fn add(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
+        self.0.push(Fault::at(pointer, detail));
+    }
+
+    pub(super) fn require(&mut self, holds: bool, pointer: &str, detail: &str) {
+        if !holds {
+            self.add(pointer, detail);
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<(), CommandError> {
+        if self.0.is_empty() { Ok(()) } else { Err(CommandError::Invalid(self.0)) }
+    }
+}
+
+/// What is said of a field that has its meaning only in a later version.
+pub(super) const LATER: &str = "not supported by this version";
+
+impl Commands {
+    fn check(&self, request: CreateRun) -> Result<Asked, CommandError> {
+        let mut faults = Faults::default();
+        let id = request.id.map(RunId::parse);
+        faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
+        refuse_later_fields(&request.agent, &request.continue_from, &request.output_schema, &mut faults);
+        faults.require(request.tools.is_none_or(|tools| tools.is_empty()), "/tools", LATER);
+        faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
+        let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
+        check_secrets(&secrets, &mut faults);
+        self.check_model(&request.model, &secrets, &mut faults);
+        let metadata = request.metadata.unwrap_or_default();
+        check_metadata(&metadata, &mut faults);
+        let limits = check_limits(request.limits.unwrap_or_default(), &mut faults);
+        let entries = self.check_entries(request.mcp.unwrap_or_default(), Some(&secrets), &mut faults);
+        let input = check_input(request.input, &mut faults);
+        faults.finish()?;
+        let spec = RunSpec {
+            model: request.model,
+            instructions: request.instructions,
+            on_catalog_change: request.on_catalog_change.unwrap_or_default(),
+            binding_id: request.binding_id,
+            limits,
+            metadata,
+            priority: request.priority.unwrap_or_default(),
+        };
+        Ok(Asked { id: id.flatten(), spec, entries, input, secrets })
+    }
+
+    fn check_model(&self, model: &ModelSpec, secrets: &RunSecrets, faults: &mut Faults) {
+        faults.require(!model.name.is_empty(), "/model/name", "must not be empty");
+        if let Some(name) = &model.secret {
+            let detail = format!("there is no secret named {name:?}");
+            faults.require(secrets.contains_key(name), "/model/secret", &detail);
+        }
+        if let Some(address) = &model.base_url
+            && let Err(refused) = self.dispatch.check_address(address)
+        {
+            faults.add("/model/base_url", refused);
+        }
+        match model.provider {
+            Provider::Scripted => {
+                faults.require(self.allow.scripted_models, "/model/provider", "scripted models are not allowed here");
+                let has_turns = model.script.as_ref().is_some_and(|turns| !turns.is_empty());
+                faults.require(has_turns, "/model/script", "a scripted model needs at least one turn");
+            }
+            Provider::Openai | Provider::Anthropic => {
+                faults.require(model.script.is_none(), "/model/script", "only a scripted model has a script");
+            }
+        }
+    }
+
+    /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
+    /// here, and a missing one is refused when the servers are read.
+    pub(super) fn check_entries(
+        &self,
+        requests: Vec<EntryRequest>,
+        secrets: Option<&RunSecrets>,
+        faults: &mut Faults,
+    ) -> Vec<McpEntry> {
+        let several = requests.len() > 1;
+        let mut entries = Vec::new();
+        for (index, request) in requests.into_iter().enumerate() {
+            let at = format!("/mcp/{index}");
+            let named = request.namespace.is_some();
+            faults.require(named || !several, &format!("{at}/namespace"), "several entries need a namespace each");
+            if let Some(entry) = super::entry::check(request, &at, faults) {
+                if let Err(refused) = self.dispatch.check_address(&entry.url) {
+                    faults.add(format!("{at}/url"), refused);
+                }
+                if let (Some(auth), Some(secrets)) = (&entry.auth, secrets) {
+                    let detail = format!("there is no secret named {:?}", auth.secret());
+                    faults.require(secrets.contains_key(auth.secret()), &format!("{at}/auth/secret"), &detail);
+                }
+                entries.push(entry);
+            }
+        }
+        entries
+    }
+}
+
+fn refuse_later_fields(
+    agent: &Option<String>,
+    continue_from: &Option<String>,
+    output_schema: &Option<serde_json::Value>,
+    faults: &mut Faults,
+) {
+    faults.require(agent.is_none(), "/agent", LATER);
+    faults.require(continue_from.is_none(), "/continue_from", LATER);
+    faults.require(output_schema.is_none(), "/output_schema", LATER);
+}
+
+fn check_secrets(secrets: &RunSecrets, faults: &mut Faults) {
+    faults.require(secrets.len() <= 32, "/secrets", "at most 32 secrets");
+    for (name, value) in secrets {
+        let fits = !name.is_empty() && name.len() <= 64 && name.chars().all(|c| c.is_ascii_graphic());
+        faults.require(fits, "/secrets", "names have 1 to 64 visible ASCII characters");
+        let size = value.expose_secret().len();
+        let fits = size > 0 && size <= 16 * 1024 && !value.expose_secret().chars().any(char::is_control);
+        faults.require(fits, &format!("/secrets/{name}"), "values have 1 byte to 16 KiB and no control characters");
+    }
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>, faults: &mut Faults) {
+    faults.require(metadata.len() <= 32, "/metadata", "at most 32 pairs");
+    for (key, value) in metadata {
+        let fits = !key.is_empty() && key.len() <= 64 && value.len() <= 512;
+        let clean = !key.contains('\0') && !value.contains('\0');
+        let at = format!("/metadata/{key}");
+        faults.require(fits && clean, &at, "keys have 1 to 64 bytes, values at most 512, and no NUL");
+    }
+}
+
+fn check_limits(request: LimitsRequest, faults: &mut Faults) -> Limits {
+    faults.require(request.max_cost_usd.is_none(), "/limits/max_cost_usd", LATER);
+    let on_limit = request.on_limit.as_deref().unwrap_or("stop");
+    faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
+    let default = Limits::default();
+    let limits = Limits {
+        max_turns: request.max_turns.unwrap_or(default.max_turns),
+        max_tool_calls: request.max_tool_calls.unwrap_or(default.max_tool_calls),
+        max_tokens: request.max_tokens,
+        max_duration_s: request.max_duration_s,
+        max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(default.max_parallel_tool_calls),
+    };
+    faults.require(limits.max_turns > 0, "/limits/max_turns", "must be at least 1");
+    let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);
+    faults.require(parallel, "/limits/max_parallel_tool_calls", "must be 1 to 100");
+    limits
+}
+
+fn check_input(input: RunInput, faults: &mut Faults) -> Vec<(Role, Vec<Content>)> {
+    let messages = match input {
+        RunInput::Text(text) => {
+            faults.require(!text.is_empty(), "/input", "must not be empty");
+            return vec![(Role::User, vec![Content::Text { text }])];
+        }
+        RunInput::Messages(messages) => messages,
+    };
+    faults.require(!messages.is_empty(), "/input", "must not be empty");
+    let read = |message: super::request::InputMessage| {
+        let role = match message.role {
+            InputRole::System => Role::System,
+            InputRole::User => Role::User,
+            InputRole::Assistant => Role::Assistant,
+        };
+        let content = match message.content {
+            InputContent::Text(text) => vec![Content::Text { text }],
+            InputContent::Parts(parts) => {
+                parts.into_iter().map(|InputPart::Text { text }| Content::Text { text }).collect()
+            }
+        };
+        (role, content)
+    };
+    messages.into_iter().map(read).collect()
+}

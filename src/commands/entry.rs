@@ -1,0 +1,102 @@
+//! One MCP entry of a request, checked.
+
+use std::collections::BTreeMap;
+
+use super::create::{Faults, LATER};
+use super::request::EntryRequest;
+use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
+
+/// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
+const RESERVED_HEADERS: [&str; 16] = [
+    "accept",
+    "authorization",
+    "connection",
+    "content-length",
+    "content-type",
+    "cookie",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "last-event-id",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "proxy-connection",
+];
+
+pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Option<McpEntry> {
+    refuse_later_fields(&request, at, faults);
+    check_headers(request.headers.as_ref(), at, faults);
+    if let Some(McpAuth::Header { header, .. }) = &request.auth {
+        let known = header.eq_ignore_ascii_case("authorization") || is_free_header(header);
+        faults.require(known, &format!("{at}/auth/header"), "is not a header that an entry may set");
+    }
+    if let Some(namespace) = &request.namespace {
+        let fits = (1..=32).contains(&namespace.len())
+            && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
+    }
+    for (tool, schema) in request.input_schemas.iter().flatten() {
+        if let Err(fault) = jsonschema::validator_for(schema) {
+            faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
+        }
+    }
+    let irreversible = |class: &PerTool<SideEffectClass>| match class {
+        PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
+        PerTool::Each(map) => map.iter().any(|(tool, class)| {
+            *class == SideEffectClass::IrreversibleAction
+                && request.replay.as_ref().is_some_and(|replay| replay.of(tool).is_some())
+        }),
+    };
+    let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
+    faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
+    let Some(url) = request.url else {
+        faults.add(format!("{at}/url"), "is required");
+        return None;
+    };
+    Some(McpEntry {
+        url,
+        namespace: request.namespace,
+        auth: request.auth,
+        headers: request.headers.unwrap_or_default(),
+        tools: request.tools,
+        input_schemas: request.input_schemas.unwrap_or_default(),
+        replay: request.replay,
+        side_effect_class: request.side_effect_class,
+        required: request.required.unwrap_or(true),
+        timeouts: request.timeouts.unwrap_or_default(),
+    })
+}
+
+fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
+    use serde_json::Value;
+    let no_approval = request.require_approval.as_ref().is_none_or(|value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(names) => names.is_empty(),
+        Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
+    });
+    faults.require(request.server.is_none(), &format!("{at}/server"), LATER);
+    faults.require(no_approval, &format!("{at}/require_approval"), LATER);
+    faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
+    faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);
+    let denies = request.elicitation.as_deref().is_none_or(|mode| mode == "deny");
+    faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");
+}
+
+fn check_headers(headers: Option<&BTreeMap<String, String>>, at: &str, faults: &mut Faults) {
+    for (name, value) in headers.into_iter().flatten() {
+        let pointer = format!("{at}/headers/{name}");
+        faults.require(is_free_header(name), &pointer, "is not a header that an entry may set");
+        let fits = http::HeaderValue::from_str(value).is_ok();
+        faults.require(fits, &pointer, "is not a header value");
+    }
+}
+
+fn is_free_header(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    http::HeaderName::from_bytes(lower.as_bytes()).is_ok()
+        && !RESERVED_HEADERS.contains(&lower.as_str())
+        && !lower.starts_with("mcp-")
+}

@@ -1,0 +1,134 @@
+//! What a caller can ask for: checks in their order, one transaction each. Knows neither HTTP nor SQL.
+
+mod cancel;
+mod create;
+mod entry;
+mod request;
+mod resume;
+
+use std::any::Any;
+use std::sync::Arc;
+
+pub use create::Created;
+pub use request::{CreateRun, InputMessage, ResumeRun, RetryCall, RunInput};
+pub use resume::Resumed;
+
+use crate::clock::Clock;
+use crate::dispatch::{Dispatch, Unreachable};
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::ids::{Actor, NodeId, RunUid, TenantId};
+use crate::run::refusal::Refusal;
+use crate::secrets::KeyRing;
+use crate::store::hub::Hub;
+use crate::store::{Claim, Store, StoreError};
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// Whose runs they may touch.
+    pub tenant: TenantId,
+    /// Who they are.
+    pub actor: Actor,
+}
+
+/// The caller's `Idempotency-Key`, with the keyed digest of the body that came with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestKey {
+    /// 1 to 255 visible ASCII characters.
+    pub key: String,
+    /// Keyed digest of the body, since bodies hold secrets.
+    pub body_digest: String,
+}
+
+/// One fault of a request body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// JSON Pointer into the body.
+    pub pointer: String,
+    /// What is wrong there.
+    pub detail: String,
+}
+
+impl Fault {
+    /// A fault at a place.
+    pub fn at(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { pointer: pointer.into(), detail: detail.into() }
+    }
+}
+
+/// Why a command was not carried out; nothing is stored then.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The body cannot mean anything here.
+    #[error("the request is not valid")]
+    Invalid(Vec<Fault>),
+    /// There is no such run in the tenant.
+    #[error("there is no such run")]
+    NotFound,
+    /// The id is taken in the tenant.
+    #[error("a run of this id exists")]
+    RunExists,
+    /// The key was used with another body.
+    #[error("the Idempotency-Key was used with another body")]
+    KeyReused,
+    /// The run's state does not admit it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A required server could not be read.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// The store could not do it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Somebody else changed the run again and again; asking later may succeed.
+    #[error("the run changes faster than it can be decided")]
+    Contended,
+}
+
+/// A free slot on this node, held while a run is admitted.
+pub struct Seat {
+    /// This node.
+    pub node: NodeId,
+    /// The executor's own slot, given back when the run lets go.
+    pub slot: Box<dyn Any + Send + Sync>,
+}
+
+/// This node's executor, as far as commands need it.
+pub trait LocalExecutor: Send + Sync {
+    /// A free slot for a run of this tenant, if there is one and the node is not draining.
+    fn seat(&self, tenant: &TenantId) -> Option<Seat>;
+    /// Drives a run that was admitted as this node's own.
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit);
+    /// Some run is due.
+    fn wake(&self);
+    /// Somebody left a wish with a run that a node owns.
+    fn attend(&self, tenant: &TenantId, uid: RunUid);
+}
+
+/// What the operator allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowances {
+    /// Whether runs may bring scripted models.
+    pub scripted_models: bool,
+    /// How old a catalog may be at an admission or a resume, in milliseconds.
+    pub catalog_max_age_ms: u64,
+}
+
+/// The commands.
+pub struct Commands {
+    /// Keeps runs.
+    pub store: Arc<dyn Store>,
+    /// Tells readers.
+    pub hub: Arc<Hub>,
+    /// Reaches servers.
+    pub dispatch: Arc<Dispatch>,
+    /// Seals run-scoped secrets.
+    pub keys: Arc<KeyRing>,
+    /// Now, and fresh ids.
+    pub clock: Arc<dyn Clock>,
+    /// This node's executor.
+    pub executor: Arc<dyn LocalExecutor>,
+    /// What the operator allows.
+    pub allow: Allowances,
+}

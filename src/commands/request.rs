@@ -1,0 +1,206 @@
+//! The bodies that callers send, and what they mean. A field that this version cannot honour is refused unless it has
+//! its neutral value, so nothing that somebody relies on is ever ignored.
+
+use std::collections::BTreeMap;
+
+use secrecy::SecretString;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
+
+/// A new run.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateRun {
+    /// Unique in the tenant; default: a UUID that rises with time.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
+    pub id: Option<String>,
+    /// A published agent version: not in this version.
+    pub agent: Option<String>,
+    /// The model that is asked.
+    pub model: ModelSpec,
+    /// The system prompt.
+    pub instructions: Option<String>,
+    /// What the model is told first.
+    pub input: RunInput,
+    /// The MCP servers whose tools are offered.
+    pub mcp: Option<Vec<EntryRequest>>,
+    /// Worker and client tools: not in this version.
+    pub tools: Option<Vec<Value>>,
+    /// Rules for calls: not in this version.
+    pub policies: Option<Vec<Value>>,
+    /// What a hot refresh of a changed catalog does.
+    pub on_catalog_change: Option<CatalogPolicy>,
+    /// The caller's own revision of what cannot be fingerprinted.
+    #[schema(max_length = 255)]
+    pub binding_id: Option<String>,
+    /// What the run may use over its whole life.
+    pub limits: Option<LimitsRequest>,
+    /// JSON Schema of a structured final answer: not in this version.
+    pub output_schema: Option<Value>,
+    /// Run-scoped secrets: stored encrypted, purged when the run is terminal, never readable.
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    pub secrets: Option<BTreeMap<String, SecretString>>,
+    /// A terminal run whose messages are carried over: not in this version.
+    pub continue_from: Option<String>,
+    /// The caller's own labels: up to 32 pairs, filterable.
+    #[schema(max_properties = 32)]
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// Order among due runs of one tenant: higher goes first.
+    #[schema(minimum = -100, maximum = 100)]
+    pub priority: Option<i32>,
+}
+
+/// Text, or an array of messages.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum RunInput {
+    /// One message of the user.
+    Text(String),
+    /// A conversation, oldest first.
+    Messages(Vec<InputMessage>),
+}
+
+/// One message of the input.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InputMessage {
+    /// Who speaks.
+    pub role: InputRole,
+    /// What is said.
+    pub content: InputContent,
+}
+
+/// Who speaks in the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum InputRole {
+    /// Instructions.
+    System,
+    /// The caller.
+    User,
+    /// The model, in an earlier conversation.
+    Assistant,
+}
+
+/// Text, or an array of parts.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum InputContent {
+    /// Text.
+    Text(String),
+    /// Parts, in order.
+    Parts(Vec<InputPart>),
+}
+
+/// One part of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum InputPart {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+}
+
+/// One MCP server of a new run.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EntryRequest {
+    /// A registered server: not in this version.
+    pub server: Option<String>,
+    /// The server's Streamable HTTP endpoint; `https` unless the operator allows the host.
+    #[schema(max_length = 2000)]
+    pub url: Option<String>,
+    /// `[A-Za-z0-9-]{1,32}`; its tools are offered as `NAMESPACE_tool`. Needed with several entries.
+    #[schema(pattern = "^[A-Za-z0-9-]{1,32}$")]
+    pub namespace: Option<String>,
+    /// How the server is told who asks.
+    pub auth: Option<McpAuth>,
+    /// Sent with every request to this server.
+    pub headers: Option<BTreeMap<String, String>>,
+    /// Only these tools, named as the server names them; left out: all; empty: the server is not contacted.
+    pub tools: Option<Vec<String>>,
+    /// Stricter input schemas, by the server's tool name.
+    #[schema(value_type = Option<Object>)]
+    pub input_schemas: Option<BTreeMap<String, Value>>,
+    /// Which tools are safe to repeat.
+    pub replay: Option<PerTool<Replay>>,
+    /// What the tools may do to the world.
+    pub side_effect_class: Option<PerTool<SideEffectClass>>,
+    /// Tools that wait for an approval: not in this version.
+    pub require_approval: Option<Value>,
+    /// `false`: an unreachable server is a warning.
+    pub required: Option<bool>,
+    /// Whether the server's hints may relax the class: not in this version.
+    pub trust_annotations: Option<bool>,
+    /// Time limits.
+    pub timeouts: Option<Timeouts>,
+    /// `deny`; `ask` is not in this version.
+    pub elicitation: Option<String>,
+    /// Model calls for the server: not in this version.
+    pub sampling: Option<Value>,
+}
+
+/// What a run may use over its whole life.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsRequest {
+    /// Model turns (20).
+    #[schema(minimum = 1, maximum = 100_000)]
+    pub max_turns: Option<u32>,
+    /// Tool calls made by the model (200).
+    #[schema(minimum = 0, maximum = 1_000_000)]
+    pub max_tool_calls: Option<u32>,
+    /// Tokens read and written.
+    #[schema(minimum = 1)]
+    pub max_tokens: Option<u64>,
+    /// Money: not in this version.
+    pub max_cost_usd: Option<f64>,
+    /// Seconds of work; waiting for people does not count.
+    #[schema(minimum = 1)]
+    pub max_duration_s: Option<u64>,
+    /// Calls of one turn that are out at once (5).
+    #[schema(minimum = 1, maximum = 100)]
+    pub max_parallel_tool_calls: Option<u32>,
+    /// `stop`; `escalate` is not in this version.
+    pub on_limit: Option<String>,
+}
+
+/// A resume of a run.
+#[derive(Clone, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRun {
+    /// Undecided calls that may be sent exactly once more (scope `admin`).
+    pub retry_tool_call_ids: Option<Vec<RetryCall>>,
+    /// What to do about a catalog that changed while the run was down; not stored.
+    pub on_catalog_change: Option<CatalogPolicy>,
+    /// Left out: the run's own entries; empty: none.
+    pub mcp: Option<Vec<EntryRequest>>,
+    /// Must be the run's own.
+    pub binding_id: Option<String>,
+    /// Verdicts on calls: not in this version.
+    pub approvals: Option<Vec<Value>>,
+    /// Results of client tools: not in this version.
+    pub tool_results: Option<Vec<Value>>,
+    /// Tighter limits: not in this version.
+    pub limits: Option<Map<String, Value>>,
+}
+
+/// A call by its id, or by turn and id.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum RetryCall {
+    /// The call's label.
+    Id(String),
+    /// Turn and label.
+    Exact {
+        /// The turn.
+        turn: u32,
+        /// The label.
+        call_id: String,
+    },
+}

@@ -1,0 +1,109 @@
+//! Resumes a run: the checks in the order of the contract, each before anything is written.
+
+use super::create::{Faults, LATER};
+use super::request::{ResumeRun, RetryCall};
+use super::{Asker, CommandError, Commands};
+use crate::run::binding::merge;
+use crate::run::envelope::Envelope;
+use crate::run::fact::{CallRef, Fact, Resume};
+use crate::run::ids::{CallId, RunId};
+use crate::run::refusal::Refusal;
+use crate::run::spec::McpEntry;
+use crate::run::status::Status;
+use crate::run::apply;
+use crate::store::Loaded;
+
+/// How often a decision is tried against a run that others change at the same time.
+pub(super) const DECIDE_TRIES: u32 = 8;
+
+/// What became of a resume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// The run has ended; its stored result stands, no server was contacted.
+    Terminal,
+    /// The run goes on waiting; what the request decided is kept.
+    Suspended,
+    /// The run is queued.
+    Queued,
+}
+
+impl Commands {
+    /// Resumes a run that waits.
+    ///
+    /// # Errors
+    /// `Invalid`, `NotFound`, `Refused`, `Unreachable`, `Store`, `Contended`; the run is then untouched.
+    pub async fn resume(&self, asker: &Asker, id: &RunId, request: ResumeRun) -> Result<Resumed, CommandError> {
+        let (entries, retry) = self.check_resume(&request)?;
+        for _ in 0..DECIDE_TRIES {
+            let Loaded { mut envelope, fence, .. } = self.load(asker, id).await?;
+            if envelope.head.status.is_terminal() {
+                return Ok(Resumed::Terminal);
+            }
+            if let Status::Queued | Status::Running = envelope.head.status {
+                return Err(Refusal::RunActive.into());
+            }
+            if request.binding_id.is_some() && request.binding_id != envelope.spec.binding_id {
+                return Err(Refusal::BindingChanged.into());
+            }
+            let served = self.read_again(asker, &envelope, entries.clone()).await?;
+            let resume = Resume {
+                actor: asker.actor.clone(),
+                retry: retry.clone(),
+                served,
+                on_catalog_change: request.on_catalog_change.unwrap_or_default(),
+            };
+            let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
+                Ok(commit) => commit,
+                Err(Refusal::NothingDecided) => return Ok(Resumed::Suspended),
+                Err(refusal) => return Err(refusal.into()),
+            };
+            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
+                self.hub.publish(&asker.tenant, envelope.uid, &commit.events);
+                if envelope.head.status == Status::Queued {
+                    self.executor.wake();
+                    return Ok(Resumed::Queued);
+                }
+                return Ok(Resumed::Suspended);
+            }
+        }
+        Err(CommandError::Contended)
+    }
+
+    /// The run whole, or `NotFound`.
+    pub(super) async fn load(&self, asker: &Asker, id: &RunId) -> Result<Loaded, CommandError> {
+        let view = self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)?;
+        self.store.run_load(&asker.tenant, view.uid).await?.ok_or(CommandError::NotFound)
+    }
+
+    fn check_resume(&self, request: &ResumeRun) -> Result<(Option<Vec<McpEntry>>, Vec<CallRef>), CommandError> {
+        let mut faults = Faults::default();
+        faults.require(request.approvals.as_ref().is_none_or(Vec::is_empty), "/approvals", LATER);
+        faults.require(request.tool_results.as_ref().is_none_or(Vec::is_empty), "/tool_results", LATER);
+        faults.require(request.limits.as_ref().is_none_or(serde_json::Map::is_empty), "/limits", LATER);
+        let entries = request.mcp.clone().map(|entries| self.check_entries(entries, None, &mut faults));
+        faults.finish()?;
+        let retry = request.retry_tool_call_ids.iter().flatten().map(|named| match named {
+            RetryCall::Id(id) => CallRef { turn: None, call_id: CallId::new(id) },
+            RetryCall::Exact { turn, call_id } => CallRef { turn: Some(*turn), call_id: CallId::new(call_id) },
+        });
+        Ok((entries, retry.collect()))
+    }
+
+    /// What the servers serve now: the run's own entries, or the ones that the caller gave.
+    async fn read_again(
+        &self,
+        asker: &Asker,
+        envelope: &Envelope,
+        given: Option<Vec<McpEntry>>,
+    ) -> Result<crate::run::binding::Binding, CommandError> {
+        let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
+        let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
+        let read = self
+            .dispatch
+            .read(&asker.tenant, envelope.uid, &entries, &secrets, self.catalog_max_age())
+            .await;
+        // The connections that belong to this run alone are opened again by the leg that follows.
+        self.dispatch.release(envelope.uid).await;
+        Ok(merge(entries, &read?.catalogs).0)
+    }
+}

@@ -1,0 +1,158 @@
+//! The one gate that every call of every backend goes through before it has a receipt: whole → known → valid.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jsonschema::Validator;
+use serde_json::{Map, Value};
+
+use crate::run::binding::{Binding, BoundTool};
+use crate::run::call::{Backend, CallTarget};
+use crate::run::fact::Ruling;
+use crate::run::json::parse_strict;
+use crate::run::message::WrittenCall;
+
+/// Names of available tools that a model is told when it calls an unknown one.
+const MAX_NAMES: usize = 50;
+
+/// Faults of one call's arguments that a model is told.
+const MAX_FAULTS: usize = 5;
+
+/// Rules on the calls of one leg; schemas are compiled once.
+#[derive(Default)]
+pub struct Gate {
+    compiled: HashMap<String, Arc<Vec<Validator>>>,
+}
+
+impl Gate {
+    /// Says whether a call that the model wrote may cross the boundary.
+    pub fn rule(&mut self, binding: &Binding, call: &WrittenCall) -> Ruling {
+        let raw = || Value::String(call.arguments.clone());
+        let Some(tool) = binding.tool(&call.tool) else {
+            let input = arguments(&call.arguments).unwrap_or_else(|_| raw());
+            return Ruling::Reject { rule: "unknown-tool", reason: unknown_tool(binding, &call.tool), input };
+        };
+        let input = match arguments(&call.arguments) {
+            Ok(input) => input,
+            Err(fault) => {
+                let reason = format!("The arguments of {} are not valid: {fault}.", call.tool);
+                return Ruling::Reject { rule: "invalid-arguments", reason, input: raw() };
+            }
+        };
+        match self.faults(tool, &input) {
+            None => Ruling::Admit { target: target(binding, tool), input },
+            Some(faults) => {
+                let reason = format!("The arguments of {} do not fit its input schema: {faults}.", call.tool);
+                Ruling::Reject { rule: "invalid-arguments", reason, input }
+            }
+        }
+    }
+
+    fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
+        let validators = match self.compiled.get(&tool.name) {
+            Some(known) => Arc::clone(known),
+            None => match compile(tool) {
+                Ok(compiled) => {
+                    let compiled = Arc::new(compiled);
+                    self.compiled.insert(tool.name.clone(), Arc::clone(&compiled));
+                    compiled
+                }
+                Err(fault) => return Some(format!("its input schema is not a JSON Schema ({fault})")),
+            },
+        };
+        let faults: Vec<String> = validators
+            .iter()
+            .flat_map(|validator| validator.iter_errors(input))
+            .take(MAX_FAULTS)
+            .map(|fault| format!("{} at {:?}", fault, fault.instance_path().to_string()))
+            .collect();
+        (!faults.is_empty()).then(|| faults.join("; "))
+    }
+}
+
+fn compile(tool: &BoundTool) -> Result<Vec<Validator>, String> {
+    std::iter::once(&tool.input_schema)
+        .chain(&tool.own_schema)
+        .filter(|schema| !schema.is_null())
+        .map(|schema| jsonschema::validator_for(schema).map_err(|fault| fault.to_string()))
+        .collect()
+}
+
+/// Providers write no text at all for a tool without parameters: that is an empty object.
+fn arguments(text: &str) -> Result<Value, String> {
+    if text.trim().is_empty() {
+        return Ok(Value::Object(Map::new()));
+    }
+    let value = parse_strict(text)?;
+    if value.is_object() { Ok(value) } else { Err("they are not a JSON object".to_owned()) }
+}
+
+fn unknown_tool(binding: &Binding, name: &str) -> String {
+    let names: Vec<&str> = binding.tools.iter().map(|tool| tool.name.as_str()).take(MAX_NAMES).collect();
+    let more = binding.tools.len().saturating_sub(names.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("There is no tool named {name:?}. Available: {}{more}.", names.join(", "))
+}
+
+fn target(binding: &Binding, tool: &BoundTool) -> CallTarget {
+    let server = binding.entries.get(tool.entry).map_or_else(String::new, |entry| entry.label().to_owned());
+    CallTarget {
+        backend: Backend::Mcp,
+        entry: tool.entry,
+        server,
+        server_tool: tool.server_tool.clone(),
+        class: tool.class,
+        replay: tool.replay,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::run::spec::SideEffectClass;
+
+    fn binding() -> Binding {
+        let schema = json!({"type":"object","properties":{"amount":{"type":"number"}},"required":["amount"]});
+        let tool = BoundTool {
+            name: "charge".into(),
+            server_tool: "charge".into(),
+            entry: 0,
+            description: None,
+            input_schema: schema,
+            output_schema: None,
+            own_schema: Some(json!({"properties":{"amount":{"maximum":1000}}})),
+            class: SideEffectClass::NonIdempotentWrite,
+            replay: false,
+        };
+        let entry = serde_json::from_value(json!({"url":"https://billing.example.com/mcp"})).unwrap();
+        Binding { revision: 1, entries: vec![entry], unread: vec![], tools: vec![tool], mcp: None }
+    }
+
+    #[track_caller]
+    fn check(tool: &str, arguments: &str, rule: Option<&str>, says: &str) {
+        let call = WrittenCall { id: None, tool: tool.into(), arguments: arguments.into() };
+        match (Gate::default().rule(&binding(), &call), rule) {
+            (Ruling::Admit { input, .. }, None) => assert_eq!(input.to_string(), says),
+            (Ruling::Reject { rule: refused, reason, .. }, Some(rule)) => {
+                assert_eq!(refused, rule);
+                assert!(reason.contains(says), "{reason}");
+            }
+            (ruling, expected) => panic!("{ruling:?} where {expected:?} was expected"),
+        }
+    }
+
+    #[test]
+    fn b206_invalid_arguments_and_unknown_names_never_reach_the_boundary() {
+        check("charge", r#"{"amount":5}"#, None, r#"{"amount":5}"#);
+        check("charge", r#"{"amount":117.63331139400017}"#, None, r#"{"amount":117.63331139400017}"#);
+        check("charge", r#"{"amount":"5"}"#, Some("invalid-arguments"), "/amount");
+        check("charge", r#"{"amount":1001}"#, Some("invalid-arguments"), "1000");
+        check("charge", "", Some("invalid-arguments"), "amount");
+        check("charge", r#"{"amount":5,"amount":6}"#, Some("invalid-arguments"), "twice");
+        check("charge", r#"{"amount": 5"#, Some("invalid-arguments"), "not valid");
+        check("charge", "[5]", Some("invalid-arguments"), "not a JSON object");
+        check("refund", "{}", Some("unknown-tool"), "Available: charge.");
+    }
+}

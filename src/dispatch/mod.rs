@@ -1,0 +1,219 @@
+//! Carries calls to their backends and reads what the backends offer. Decides nothing: what may be sent was decided
+//! and stored before it comes here.
+//!
+//! **The effect boundary.** The receipt is stored before the first byte leaves. A crash in between leaves `executing`
+//! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
+
+mod gate;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+pub use gate::Gate;
+
+use crate::mcp::{McpPool, McpTarget, ToolRequest};
+use crate::net::Egress;
+use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
+use crate::run::call::{Call, idempotency_key};
+use crate::run::ids::{RunId, RunUid, TenantId};
+use crate::run::outcome::{Outcome, ToolError};
+use crate::run::spec::{McpAuth, McpEntry};
+use crate::secrets::{KeyRing, RunSecrets};
+use crate::store::{Store, StoreError};
+
+/// A required server gave no catalog.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("MCP server '{server}' cannot be read: {message}")]
+pub struct Unreachable {
+    /// What the entry is called: its namespace, else its address.
+    pub server: String,
+    /// For people.
+    pub message: String,
+}
+
+/// What the servers of a run serve.
+#[derive(Clone, Debug, Default)]
+pub struct Catalogs {
+    /// In the order of the entries; `None` for one that was not read.
+    pub catalogs: Vec<Option<Arc<ServedCatalog>>>,
+    /// Entries that are not required and could not be read.
+    pub warnings: Vec<Warning>,
+}
+
+/// Whose call it is.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The run's internal identity.
+    pub uid: RunUid,
+    /// The caller's name of the run.
+    pub run: RunId,
+}
+
+/// Reaches servers for runs.
+pub struct Dispatch {
+    pool: Arc<McpPool>,
+    egress: Egress,
+    keys: Arc<KeyRing>,
+    store: Arc<dyn Store>,
+}
+
+impl Dispatch {
+    /// Puts the parts together.
+    pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
+        Self { pool, egress, keys, store }
+    }
+
+    /// Whether the server may reach that address at all.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    pub fn check_address(&self, address: &str) -> Result<(), String> {
+        let url = Url::parse(address).map_err(|fault| format!("is not a URL: {fault}"))?;
+        self.egress.check(&url).map_err(|refused| refused.to_string())
+    }
+
+    /// The opened secrets of a run. One that cannot be opened is left out: whoever needs it says so.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn secrets(&self, tenant: &TenantId, uid: RunUid) -> Result<RunSecrets, StoreError> {
+        let mut opened = RunSecrets::new();
+        for sealed in self.store.secret_list(tenant, uid).await? {
+            match self.keys.open(tenant, uid, &sealed) {
+                Ok(value) => drop(opened.insert(sealed.name, value)),
+                Err(fault) => tracing::warn!(secret = %sealed.name, %fault, "a run-scoped secret cannot be opened"),
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Reads all servers of a run at once.
+    ///
+    /// # Errors
+    /// The first required server that gave no catalog, in the order of the entries.
+    pub async fn read(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        entries: &[McpEntry],
+        secrets: &RunSecrets,
+        max_age: Duration,
+    ) -> Result<Catalogs, Unreachable> {
+        let reads = entries.iter().map(|entry| self.read_one(tenant, uid, entry, secrets, max_age));
+        let mut read = Catalogs::default();
+        for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
+            match outcome {
+                Ok(catalog) => read.catalogs.push(catalog),
+                Err(unreachable) if entry.required => return Err(unreachable),
+                Err(unreachable) => {
+                    read.catalogs.push(None);
+                    let warning = Warning::mcp(WarningKind::Other, unreachable.to_string(), Some("mcp-unreachable"));
+                    read.warnings.push(warning);
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    async fn read_one(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        entry: &McpEntry,
+        secrets: &RunSecrets,
+        max_age: Duration,
+    ) -> Result<Option<Arc<ServedCatalog>>, Unreachable> {
+        if entry.is_unused() {
+            return Ok(None);
+        }
+        let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
+        let target = target(entry, uid, secrets).map_err(unreachable)?;
+        match self.pool.catalog(tenant, &target, max_age).await {
+            Ok(catalog) => Ok(Some(catalog)),
+            Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
+        }
+    }
+
+    /// Sends one call whose receipt is stored, and waits for what comes of it.
+    pub async fn send(
+        &self,
+        caller: &Caller,
+        binding: &Binding,
+        call: &Call,
+        secrets: &RunSecrets,
+        cancel: CancellationToken,
+    ) -> Outcome {
+        let Some((entry, request)) = prepare(caller, binding, call) else {
+            return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
+        };
+        match target(entry, caller.uid, secrets) {
+            Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
+            Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
+        }
+    }
+
+    /// Closes the connections that belong to this run alone.
+    pub async fn release(&self, uid: RunUid) {
+        self.pool.release_run(uid).await;
+    }
+}
+
+fn target(entry: &McpEntry, uid: RunUid, secrets: &RunSecrets) -> Result<McpTarget, String> {
+    let url = Url::parse(&entry.url).map_err(|fault| format!("the address is not a URL: {fault}"))?;
+    let secret_header = match &entry.auth {
+        None => None,
+        Some(auth) => {
+            let name = auth.secret();
+            let value = secrets.get(name).ok_or_else(|| format!("its secret {name:?} is missing or unreadable"))?;
+            Some(match auth {
+                McpAuth::Bearer { .. } => {
+                    ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
+                }
+                McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
+            })
+        }
+    };
+    Ok(McpTarget {
+        url,
+        headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        // The credential is the run's own: so is the connection that carries it.
+        private_to: secret_header.is_some().then_some(uid),
+        secret_header,
+        timeouts: entry.timeouts,
+    })
+}
+
+fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {
+    let target = call.target.as_ref()?;
+    let entry = binding.entries.get(target.entry)?;
+    let tool = binding.tool(&call.tool).filter(|tool| tool.entry == target.entry);
+    let key = idempotency_key(caller.uid, call.key);
+    let mut meta = Map::new();
+    meta.insert("countersign/run".to_owned(), caller.run.as_str().into());
+    meta.insert("countersign/turn".to_owned(), call.key.turn.into());
+    meta.insert("countersign/call-id".to_owned(), call.call_id.as_str().into());
+    meta.insert("countersign/idempotency-key".to_owned(), key.clone().into());
+    meta.insert("traceparent".to_owned(), traceparent(caller.uid, &key).into());
+    let request = ToolRequest {
+        server_tool: target.server_tool.clone(),
+        arguments: call.input.as_object().cloned().unwrap_or_default(),
+        meta,
+        idempotency_key: key,
+        output_schema: tool.and_then(|tool| tool.output_schema.clone()),
+    };
+    Some((entry, request))
+}
+
+/// One trace a run, one span a logical call: attempts of one call share it.
+fn traceparent(uid: RunUid, key: &str) -> Value {
+    let span: String = key.chars().take(16).collect();
+    format!("00-{}-{span}-01", uid.0.simple()).into()
+}

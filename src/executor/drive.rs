@@ -1,0 +1,332 @@
+//! Drives one owned run: `next`, do, `apply`, journal, and again, until the run rests or the node lets go of it.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, Signals};
+use crate::dispatch::{Caller, Gate};
+use crate::run::binding::{Binding, merge};
+use crate::run::commit::{Commit, Next};
+use crate::run::envelope::{Envelope, Leg};
+use crate::run::fact::Fact;
+use crate::run::ids::CallKey;
+use crate::run::outcome::Outcome;
+use crate::run::refusal::Refusal;
+use crate::run::{Step, apply, next};
+use crate::secrets::RunSecrets;
+use crate::store::journal::JournalError;
+use crate::store::{Claim, StoreError};
+
+/// Waits before a server that cannot be read is tried again by a leg without a caller.
+const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
+
+/// Waits before a commit is tried again while the database does not answer.
+const COMMIT_WAIT: Duration = Duration::from_millis(200);
+
+/// Tries to give a run back; after that its owner's lease must lapse.
+const RELEASE_TRIES: u32 = 20;
+
+/// Why a drive stops although its run does not rest.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Stopped {
+    /// Another owner has it, or will: nothing more may be written or sent.
+    #[error("the lease of the run is lost")]
+    LeaseLost,
+    /// The node drains.
+    #[error("the node drains")]
+    Draining,
+    /// The store did not answer in time.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The core refused a fact: a defect of this driver.
+    #[error("the run refused a fact: {0}")]
+    Refused(#[from] Refusal),
+    /// The claimed run is not there.
+    #[error("the run is gone")]
+    Gone,
+}
+
+/// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
+pub(super) async fn drive(
+    shared: &Arc<Shared>,
+    claim: &Claim,
+    signals: Signals,
+    begun: Option<(Envelope, Vec<CallKey>)>,
+) {
+    let run = AssertUnwindSafe(drive_to_rest(shared, claim, signals, begun)).catch_unwind().await;
+    shared.parts.dispatch.release(claim.uid).await;
+    match run {
+        Ok(Ok(())) => {}
+        Ok(Err(Stopped::Draining)) => release(shared, claim, false).await,
+        Ok(Err(Stopped::LeaseLost)) => {
+            tracing::warn!(run = %claim.uid.0, "the lease of a run was lost");
+            release(shared, claim, false).await;
+        }
+        Ok(Err(stopped)) => {
+            tracing::error!(run = %claim.uid.0, %stopped, "a run could not be driven on");
+            release(shared, claim, true).await;
+        }
+        Err(_panic) => {
+            tracing::error!(run = %claim.uid.0, "driving a run panicked");
+            release(shared, claim, true).await;
+        }
+    }
+}
+
+/// Gives a run back, if it is still this claim's. `crashed` counts against the run.
+pub(super) async fn release(shared: &Shared, claim: &Claim, crashed: bool) {
+    for _ in 0..RELEASE_TRIES {
+        match shared.parts.store.run_release(claim, crashed).await {
+            Ok(_) => return,
+            Err(fault) => {
+                tracing::warn!(run = %claim.uid.0, %fault, "a run could not be given back yet");
+                sleep(COMMIT_WAIT).await;
+            }
+        }
+    }
+}
+
+async fn drive_to_rest(
+    shared: &Arc<Shared>,
+    claim: &Claim,
+    signals: Signals,
+    begun: Option<(Envelope, Vec<CallKey>)>,
+) -> Result<(), Stopped> {
+    let mut drive = Drive::start(shared, claim, signals, begun).await?;
+    loop {
+        drive.heed_wish();
+        let step = next(&drive.envelope);
+        drive.may_go_on(step)?;
+        match step {
+            Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
+            Step::CheckCatalog => drive.check_catalog().await?,
+            Step::AskModel => drive.ask_model().await?,
+            Step::AwaitCalls => drive.await_call().await?,
+            Step::Cancel => drive.decide(Fact::Cancelled).await?,
+            Step::Rest => return Ok(()),
+        }
+    }
+}
+
+/// One owned run while it is driven.
+pub(super) struct Drive<'a> {
+    pub(super) shared: &'a Arc<Shared>,
+    pub(super) claim: &'a Claim,
+    pub(super) signals: Signals,
+    pub(super) envelope: Envelope,
+    pub(super) secrets: Arc<RunSecrets>,
+    pub(super) gate: Gate,
+    binding: Arc<Binding>,
+    caller: Arc<Caller>,
+    calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
+    stop_calls: CancellationToken,
+}
+
+impl<'a> Drive<'a> {
+    async fn start(
+        shared: &'a Arc<Shared>,
+        claim: &'a Claim,
+        signals: Signals,
+        begun: Option<(Envelope, Vec<CallKey>)>,
+    ) -> Result<Self, Stopped> {
+        let (envelope, sends) = match begun {
+            Some(begun) => begun,
+            None => {
+                let loaded = shared.parts.store.run_load(&claim.tenant, claim.uid).await?.ok_or(Stopped::Gone)?;
+                if loaded.fence != claim.fence {
+                    return Err(Stopped::LeaseLost);
+                }
+                if loaded.cancel_requested_by.is_some() {
+                    signals.cancel.cancel();
+                }
+                (loaded.envelope, Vec::new())
+            }
+        };
+        let secrets = match needs_secrets(&envelope) {
+            true => shared.parts.dispatch.secrets(&claim.tenant, claim.uid).await?,
+            false => RunSecrets::new(),
+        };
+        let caller = Caller { tenant: claim.tenant.clone(), uid: claim.uid, run: envelope.id.clone() };
+        let mut drive = Self {
+            shared,
+            claim,
+            signals,
+            binding: Arc::new(envelope.binding.clone()),
+            envelope,
+            secrets: Arc::new(secrets),
+            gate: Gate::default(),
+            caller: Arc::new(caller),
+            calls: FuturesUnordered::new(),
+            stop_calls: CancellationToken::new(),
+        };
+        for key in sends {
+            drive.launch(key)?;
+        }
+        Ok(drive)
+    }
+
+    /// A wish to cancel ends what is out, and then the run.
+    fn heed_wish(&mut self) {
+        if self.signals.cancel.is_cancelled() && self.envelope.leg != Leg::Cancelling {
+            self.envelope.leg = Leg::Cancelling;
+            self.stop_calls.cancel();
+        }
+    }
+
+    /// A node that drains, or lost the run, begins nothing new.
+    fn may_go_on(&self, step: Step) -> Result<(), Stopped> {
+        if self.signals.lost.is_cancelled() {
+            return Err(Stopped::LeaseLost);
+        }
+        match step {
+            Step::BeginLeg | Step::CheckCatalog | Step::AskModel if self.shared.draining.is_cancelled() => {
+                Err(Stopped::Draining)
+            }
+            Step::BeginLeg | Step::CheckCatalog | Step::AskModel => Ok(()),
+            Step::AwaitCalls | Step::Cancel | Step::Rest => Ok(()),
+        }
+    }
+
+    /// Decide, keep, tell — then send what the commit allows.
+    pub(super) async fn decide(&mut self, fact: Fact) -> Result<(), Stopped> {
+        let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
+        self.keep(&commit).await?;
+        if commit.binding.is_some() {
+            self.binding = Arc::new(self.envelope.binding.clone());
+        }
+        if commit.next != Next::Owner {
+            count_end(&self.envelope);
+        }
+        for key in &commit.sends {
+            self.launch(*key)?;
+        }
+        Ok(())
+    }
+
+    /// Stores a commit. While the database does not answer it is tried again, as long as the lease holds; a commit
+    /// whose answer was lost is recognised by its revision, which nobody else can have written under this fence.
+    async fn keep(&self, commit: &Commit) -> Result<(), Stopped> {
+        let mut answer_lost = false;
+        loop {
+            match self.shared.parts.journal.commit(self.claim, commit.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(JournalError::LeaseLost) if answer_lost && self.is_stored(commit).await? => return Ok(()),
+                Err(JournalError::LeaseLost) => return Err(Stopped::LeaseLost),
+                Err(fault) => {
+                    if !self.shared.lease.holds() || self.signals.lost.is_cancelled() {
+                        return Err(Stopped::LeaseLost);
+                    }
+                    tracing::warn!(run = %self.claim.uid.0, %fault, "a commit is tried again");
+                    answer_lost = true;
+                    sleep(COMMIT_WAIT).await;
+                }
+            }
+        }
+    }
+
+    async fn is_stored(&self, commit: &Commit) -> Result<bool, Stopped> {
+        let loaded = self.shared.parts.store.run_load(&self.claim.tenant, self.claim.uid).await?;
+        Ok(loaded.is_some_and(|run| {
+            run.fence == self.claim.fence && run.envelope.head.revision == commit.head.revision
+        }))
+    }
+
+    /// Lets a call leave whose receipt is stored.
+    fn launch(&mut self, key: CallKey) -> Result<(), Stopped> {
+        let Some(call) = self.envelope.calls.iter().find(|call| call.key == key).cloned() else {
+            return Err(Refusal::Impossible("a call that is sent must exist").into());
+        };
+        // The second look at the lease: a node that was paused since the commit must not send.
+        if !self.shared.lease.holds() {
+            return Err(Stopped::LeaseLost);
+        }
+        let shared = Arc::clone(self.shared);
+        let (caller, binding, secrets) = (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
+        let stop = self.stop_calls.clone();
+        self.calls.push(
+            async move {
+                let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
+                (key, outcome)
+            }
+            .boxed(),
+        );
+        Ok(())
+    }
+
+    async fn await_call(&mut self) -> Result<(), Stopped> {
+        let cancelling = self.envelope.leg == Leg::Cancelling;
+        tokio::select! {
+            ended = self.calls.next() => match ended {
+                Some((key, outcome)) => {
+                    metrics::counter!("countersign_calls_total", "outcome" => outcome_name(&outcome)).increment(1);
+                    self.decide(Fact::CallEnded { key, outcome }).await
+                }
+                None => Err(Refusal::Impossible("a call is executing and none is out").into()),
+            },
+            () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
+            () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
+        }
+    }
+
+    /// A leg without a caller compares catalogs before it sends anything.
+    async fn check_catalog(&mut self) -> Result<(), Stopped> {
+        let entries = self.envelope.binding.entries.clone();
+        let mut waits = CATALOG_WAITS_MS.iter();
+        loop {
+            let max_age = self.shared.settings.catalog_max_age;
+            let (tenant, uid) = (&self.claim.tenant, self.claim.uid);
+            let read = self.shared.parts.dispatch.read(tenant, uid, &entries, &self.secrets, max_age).await;
+            match (read, waits.next()) {
+                (Ok(read), _) => {
+                    let served = Box::new(merge(entries, &read.catalogs).0);
+                    return self.decide(Fact::CatalogRead { served }).await;
+                }
+                (Err(unreachable), None) => {
+                    let message = unreachable.to_string();
+                    return self.decide(Fact::CatalogUnreadable { message }).await;
+                }
+                (Err(_), Some(wait)) => {
+                    if self.pause(Duration::from_millis(*wait)).await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits; `true` when a wish to cancel came first.
+    ///
+    /// # Errors
+    /// When the node drains or loses the run meanwhile.
+    pub(super) async fn pause(&self, wait: Duration) -> Result<bool, Stopped> {
+        tokio::select! {
+            () = sleep(wait) => Ok(false),
+            () = self.signals.cancel.cancelled() => Ok(true),
+            () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
+            () = self.shared.draining.cancelled() => Err(Stopped::Draining),
+        }
+    }
+}
+
+fn needs_secrets(envelope: &Envelope) -> bool {
+    envelope.spec.model.secret.is_some() || envelope.binding.entries.iter().any(|entry| entry.auth.is_some())
+}
+
+fn count_end(envelope: &Envelope) {
+    metrics::counter!("countersign_runs_total", "status" => envelope.head.status.code()).increment(1);
+}
+
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Answered(_) => "answered",
+        Outcome::NotSent(_) => "not-sent",
+        Outcome::Unknown(_) => "unknown",
+    }
+}

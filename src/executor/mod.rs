@@ -1,0 +1,186 @@
+//! Moves runs forward. Each owned run is one task that asks `next` and does it: decide, keep, tell, in this order.
+//! Knows no HTTP; never holds a database connection across a network call.
+
+mod drive;
+mod lease;
+mod model_turn;
+mod pool;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::DashMap;
+use parking_lot::RwLock;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Clock;
+use crate::dispatch::Dispatch;
+use crate::model::Models;
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::ids::{CallKey, Fence, NodeId, RunUid, TenantId};
+use crate::store::journal::Journal;
+use crate::store::{Claim, Store};
+use lease::Lease;
+
+/// How this node executes.
+#[derive(Clone, Copy, Debug)]
+pub struct ExecutorSettings {
+    /// A node whose beat is older than this is taken for dead.
+    pub lease: Duration,
+    /// Runs that this node drives at once.
+    pub max_running: usize,
+    /// Runs of one tenant that are driven at once.
+    pub tenant_max_running: usize,
+    /// How old a catalog may be when a leg begins.
+    pub catalog_max_age: Duration,
+}
+
+/// What the executor works with.
+pub struct Parts {
+    /// Keeps runs.
+    pub store: Arc<dyn Store>,
+    /// Commits of owned runs.
+    pub journal: Arc<Journal>,
+    /// Reaches servers.
+    pub dispatch: Arc<Dispatch>,
+    /// Asks models.
+    pub models: Arc<Models>,
+    /// Now, and fresh ids.
+    pub clock: Arc<dyn Clock>,
+    /// Every task of the server.
+    pub tracker: TaskTracker,
+}
+
+/// This node's executor; cheap to clone.
+#[derive(Clone)]
+pub struct Executor {
+    shared: Arc<Shared>,
+}
+
+/// What all drives of a node share.
+struct Shared {
+    parts: Parts,
+    settings: ExecutorSettings,
+    node: RwLock<NodeId>,
+    lease: Lease,
+    slots: Arc<Semaphore>,
+    tenants: Arc<DashMap<TenantId, usize>>,
+    owned: DashMap<RunUid, (Fence, Signals)>,
+    due: Notify,
+    draining: CancellationToken,
+}
+
+/// How a drive is reached from outside.
+#[derive(Clone, Default)]
+struct Signals {
+    /// Somebody wished the run cancelled.
+    cancel: CancellationToken,
+    /// The node lost the run: nothing of it may be sent or written any more.
+    lost: CancellationToken,
+}
+
+/// A slot on this node, with its place in the tenant's share; given back when dropped.
+#[derive(Debug)]
+pub struct Slot {
+    node: NodeId,
+    tenant: TenantId,
+    tenants: Arc<DashMap<TenantId, usize>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Slot {
+    /// The node that the slot belongs to.
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(mut running) = self.tenants.get_mut(&self.tenant) {
+            *running = running.saturating_sub(1);
+        }
+        self.tenants.remove_if(&self.tenant, |_, running| *running == 0);
+    }
+}
+
+impl Executor {
+    /// Makes an executor that does nothing yet; `run` starts it.
+    pub fn new(parts: Parts, settings: ExecutorSettings) -> Self {
+        let node = parts.clock.node_id();
+        let shared = Shared {
+            parts,
+            settings,
+            node: RwLock::new(node),
+            lease: Lease::new(settings.lease),
+            slots: Arc::new(Semaphore::new(settings.max_running)),
+            tenants: Arc::new(DashMap::new()),
+            owned: DashMap::new(),
+            due: Notify::new(),
+            draining: CancellationToken::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// A free slot for a run of this tenant, unless the node drains, is full, or its lease is not certain.
+    pub fn slot(&self, tenant: &TenantId) -> Option<Slot> {
+        if self.shared.draining.is_cancelled() || !self.shared.lease.holds() {
+            return None;
+        }
+        let permit = Arc::clone(&self.shared.slots).try_acquire_owned().ok()?;
+        self.shared.take_place(tenant, permit)
+    }
+
+    /// Drives a run that was admitted as this node's own.
+    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, commit: &Commit) {
+        self.shared.spawn(slot, claim, Some((envelope, commit.sends.clone())));
+    }
+
+    /// Some run is due.
+    pub fn wake(&self) {
+        self.shared.due.notify_one();
+    }
+
+    /// Somebody wished a run cancelled; another node's runs learn it by that node's heartbeat.
+    pub fn cancel(&self, uid: RunUid) {
+        if let Some(owned) = self.shared.owned.get(&uid) {
+            owned.1.cancel.cancel();
+        }
+    }
+
+    /// Runs driven by this node now.
+    pub fn running(&self) -> usize {
+        self.shared.owned.len()
+    }
+}
+
+impl Shared {
+    /// A place in the tenant's share of this node.
+    fn take_place(&self, tenant: &TenantId, permit: OwnedSemaphorePermit) -> Option<Slot> {
+        let mut running = self.tenants.entry(tenant.clone()).or_insert(0);
+        if *running >= self.settings.tenant_max_running {
+            return None;
+        }
+        *running = running.saturating_add(1);
+        drop(running);
+        let tenants = Arc::clone(&self.tenants);
+        Some(Slot { node: *self.node.read(), tenant: tenant.clone(), tenants, _permit: permit })
+    }
+
+    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<(Envelope, Vec<CallKey>)>) {
+        let signals = Signals::default();
+        self.owned.insert(claim.uid, (claim.fence, signals.clone()));
+        let shared = Arc::clone(self);
+        self.parts.tracker.spawn(async move {
+            drive::drive(&shared, &claim, signals, begun).await;
+            // This node may own the run again, under a later fence.
+            shared.owned.remove_if(&claim.uid, |_, (fence, _)| *fence == claim.fence);
+            drop(slot);
+            // The slot that became free may be what a due run waits for.
+            shared.due.notify_one();
+        });
+    }
+}

@@ -1,0 +1,153 @@
+//! Asks the model for one turn: streams its parts, rules on its calls, and commits the whole turn at once.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::time::{Instant, sleep_until};
+
+use super::drive::{Drive, Stopped};
+use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelRequest, ModelStream};
+use crate::run::envelope::RunError;
+use crate::run::event::Part;
+use crate::run::fact::Fact;
+use crate::run::history::prompt;
+use crate::run::message::ModelTurn;
+
+/// Text is coalesced for so long before readers get it.
+const FLUSH_EVERY: Duration = Duration::from_millis(30);
+
+/// The first wait before a failed request is made again; doubles each time.
+const RETRY_BASE: Duration = Duration::from_millis(500);
+
+/// The longest wait that this server chooses by itself; a provider's `Retry-After` may be longer.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Text of an unfinished turn that readers have not got yet.
+#[derive(Default)]
+struct Unsent {
+    parts: Vec<Part>,
+    text_at: u64,
+    reasoning_at: u64,
+}
+
+impl Unsent {
+    fn text(&mut self, more: &str) {
+        if let Some(Part::TextDelta { text, .. }) = self.parts.last_mut() {
+            text.push_str(more);
+        } else {
+            self.parts.push(Part::TextDelta { text: more.to_owned(), offset: self.text_at });
+        }
+        self.text_at = self.text_at.saturating_add(characters(more));
+    }
+
+    fn reasoning(&mut self, more: &str) {
+        if let Some(Part::ReasoningDelta { text, .. }) = self.parts.last_mut() {
+            text.push_str(more);
+        } else {
+            self.parts.push(Part::ReasoningDelta { text: more.to_owned(), offset: self.reasoning_at });
+        }
+        self.reasoning_at = self.reasoning_at.saturating_add(characters(more));
+    }
+}
+
+fn characters(text: &str) -> u64 {
+    u64::try_from(text.chars().count()).unwrap_or(u64::MAX)
+}
+
+/// What a request came to.
+enum Answer {
+    Turn(Box<ModelTurn>, Vec<Part>),
+    Failed(ModelError),
+    /// Somebody wished the run cancelled.
+    Cancelled,
+}
+
+impl Drive<'_> {
+    pub(super) async fn ask_model(&mut self) -> Result<(), Stopped> {
+        let spec = &self.envelope.spec.model;
+        let secret = spec.secret.as_ref().and_then(|name| self.secrets.get(name)).cloned();
+        let request = ModelRequest {
+            prompt: prompt(&self.envelope),
+            secret,
+            requests_before: self.envelope.head.state.usage.model_requests,
+            calls_before: self.envelope.head.state.tool_calls,
+            model: spec.clone(),
+        };
+        let missing = request.model.secret.is_some() && request.secret.is_none();
+        let answer = if missing {
+            let message = "the model's secret is missing or cannot be opened".to_owned();
+            Answer::Failed(ModelError { kind: ModelErrorKind::Refused, message })
+        } else {
+            let stream = self.shared.parts.models.ask(request);
+            self.follow(stream).await?
+        };
+        let outcome = match &answer {
+            Answer::Turn(..) => "turn",
+            Answer::Failed(_) => "failed",
+            Answer::Cancelled => "cancelled",
+        };
+        metrics::counter!("countersign_model_requests_total", "outcome" => outcome).increment(1);
+        match answer {
+            Answer::Turn(turn, parts) => {
+                let rulings = turn.calls.iter().map(|call| self.gate.rule(&self.envelope.binding, call)).collect();
+                self.decide(Fact::TurnEnded { turn, parts, rulings }).await
+            }
+            Answer::Failed(error) => self.give_up_or_wait(error).await,
+            Answer::Cancelled => Ok(()),
+        }
+    }
+
+    /// Reads the stream to its end; flushes text to the readers on the way.
+    async fn follow(&mut self, mut stream: ModelStream) -> Result<Answer, Stopped> {
+        let mut unsent = Unsent::default();
+        let mut flush_at = Instant::now() + FLUSH_EVERY;
+        loop {
+            let waiting = !unsent.parts.is_empty();
+            let part = tokio::select! {
+                biased;
+                () = self.signals.cancel.cancelled() => return Ok(Answer::Cancelled),
+                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
+                () = sleep_until(flush_at), if waiting => {
+                    let parts = std::mem::take(&mut unsent.parts);
+                    self.decide(Fact::TurnStreamed { parts }).await?;
+                    flush_at = Instant::now() + FLUSH_EVERY;
+                    continue;
+                }
+                part = stream.next() => part,
+            };
+            if !waiting {
+                flush_at = Instant::now() + FLUSH_EVERY;
+            }
+            match part {
+                Some(Ok(ModelPart::Text(text))) => unsent.text(&text),
+                Some(Ok(ModelPart::Reasoning(text))) => unsent.reasoning(&text),
+                Some(Ok(ModelPart::Ended(turn))) => return Ok(Answer::Turn(turn, unsent.parts)),
+                Some(Err(error)) => return Ok(Answer::Failed(error)),
+                None => return Ok(Answer::Failed(cut_off())),
+            }
+        }
+    }
+
+    async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {
+        let (code, after) = match failed.kind {
+            ModelErrorKind::Retryable { after } => ("model-error", Some(after)),
+            ModelErrorKind::ContextOverflow => ("context-overflow", None),
+            ModelErrorKind::Refused => ("model-error", None),
+        };
+        let error = RunError::new(code, failed.message);
+        self.decide(Fact::ModelFailed { error, retry: after.is_some() }).await?;
+        let (false, Some(told)) = (self.envelope.head.status.is_terminal(), after) else { return Ok(()) };
+        let failures = self.envelope.head.state.model_failures;
+        let own = RETRY_BASE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_MAX);
+        // Spread by the run's own identity, so that runs which failed together do not come back together.
+        let spread = own.mul_f64(f64::from(self.claim.uid.0.as_bytes()[0]) / 255.0 / 2.0);
+        self.pause(told.unwrap_or(own).saturating_add(spread)).await.map(drop)
+    }
+}
+
+fn cut_off() -> ModelError {
+    ModelError {
+        kind: ModelErrorKind::Retryable { after: None },
+        message: "the model's answer was cut off before its end".to_owned(),
+    }
+}

@@ -1,0 +1,151 @@
+//! Keeps this node alive and its slots filled: beats, takeovers, claims, drain.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{Executor, Shared};
+use crate::store::StoreError;
+
+/// Wake-ups are hints; beneath them due runs are looked for this often.
+const SLOW_POLL: Duration = Duration::from_secs(1);
+
+/// Runs taken by one claim.
+const CLAIM_BATCH: u32 = 64;
+
+impl Executor {
+    /// Makes the node known. The node may execute from then on.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn register(&self) -> Result<(), StoreError> {
+        self.shared.register().await
+    }
+
+    /// Beats, and takes over what dead nodes left, until the token is cancelled.
+    pub async fn beat(&self, stop: CancellationToken) {
+        let mut ticks = interval(self.shared.lease.interval());
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => self.shared.beat_once().await,
+            }
+        }
+    }
+
+    /// Claims due runs into free slots until the node drains.
+    pub async fn claim(&self) {
+        let shared = &self.shared;
+        loop {
+            let claimed = if shared.lease.holds() { shared.claim_once().await } else { 0 };
+            // More may be due while slots are free; else wait for a hint, or look again after a while.
+            if claimed >= CLAIM_BATCH {
+                continue;
+            }
+            tokio::select! {
+                () = shared.draining.cancelled() => return,
+                () = shared.due.notified() => {}
+                () = sleep(SLOW_POLL) => {}
+            }
+        }
+    }
+
+    /// Takes no more runs and waits until those that are driven have let go, at most so long.
+    pub async fn drain(&self, limit: Duration) {
+        let shared = &self.shared;
+        shared.draining.cancel();
+        let emptied = async {
+            while !shared.owned.is_empty() {
+                tokio::select! {
+                    () = shared.due.notified() => {}
+                    () = sleep(Duration::from_millis(50)) => {}
+                }
+            }
+        };
+        if timeout(limit, emptied).await.is_err() {
+            tracing::warn!(runs = shared.owned.len(), "the drain time is over; the rest is left to takeover");
+        }
+        let node = *shared.node.read();
+        if let Err(fault) = shared.parts.store.node_retire(node).await {
+            tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
+        }
+    }
+}
+
+impl Shared {
+    async fn register(&self) -> Result<(), StoreError> {
+        let started = Instant::now();
+        let node = *self.node.read();
+        self.parts.store.node_register(node).await?;
+        self.lease.beaten(started);
+        Ok(())
+    }
+
+    async fn beat_once(&self) {
+        let started = Instant::now();
+        let node = *self.node.read();
+        match self.parts.store.node_beat(node).await {
+            Ok(beat) if beat.alive => {
+                self.lease.beaten(started);
+                for claim in beat.attention {
+                    if let Some(owned) = self.owned.get(&claim.uid) {
+                        owned.1.cancel.cancel();
+                    }
+                }
+            }
+            Ok(_) => self.start_over().await,
+            Err(fault) => tracing::warn!(%fault, "the node could not beat"),
+        }
+        let lease_ms = i64::try_from(self.settings.lease.as_millis()).unwrap_or(i64::MAX);
+        match self.parts.store.node_reap(lease_ms).await {
+            Ok(0) => {}
+            Ok(freed) => {
+                tracing::warn!(freed, "took over the runs of a node that stopped beating");
+                self.due.notify_one();
+            }
+            Err(fault) => tracing::warn!(%fault, "dead nodes could not be looked for"),
+        }
+    }
+
+    /// This node was taken for dead: it owns nothing any more and goes on under a new name.
+    async fn start_over(&self) {
+        tracing::warn!("this node was taken for dead; it goes on as a new one");
+        self.lease.lapse();
+        for owned in &self.owned {
+            owned.1.lost.cancel();
+        }
+        *self.node.write() = self.parts.clock.node_id();
+        if let Err(fault) = self.register().await {
+            tracing::warn!(%fault, "the node could not register again");
+        }
+    }
+
+    async fn claim_once(self: &Arc<Self>) -> u32 {
+        let free = u32::try_from(self.slots.available_permits()).unwrap_or(u32::MAX).min(CLAIM_BATCH);
+        if free == 0 || self.draining.is_cancelled() {
+            return 0;
+        }
+        let per_tenant = u32::try_from(self.settings.tenant_max_running).unwrap_or(u32::MAX);
+        let node = *self.node.read();
+        let claims = match self.parts.store.run_claim(node, free, per_tenant).await {
+            Ok(claims) => claims,
+            Err(fault) => {
+                tracing::warn!(%fault, "due runs could not be claimed");
+                return 0;
+            }
+        };
+        let claimed = u32::try_from(claims.len()).unwrap_or(u32::MAX);
+        for claim in claims {
+            let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
+            match permit.and_then(|permit| self.take_place(&claim.tenant, permit)) {
+                Some(slot) => self.spawn(slot, claim, None),
+                // A run of this node's own was admitted meanwhile: give back what there is no slot for.
+                None => super::drive::release(self, &claim, false).await,
+            }
+        }
+        claimed
+    }
+}

@@ -1,0 +1,211 @@
+//! Anthropic messages, and every server that speaks them.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use rig_core::providers::anthropic::wire::{AnthropicConfig, Messages};
+use secrecy::ExposeSecret as _;
+use serde_json::{Map, Value, json};
+
+use super::transport::Transport;
+use super::wire::{Outgoing, ask, endpoint, secret_header};
+use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
+use crate::run::history::{Prompt, ToolOffer};
+use crate::run::message::{Content, Message, Role};
+
+/// Where the protocol is spoken when the run names no address.
+const BASE_URL: &str = "https://api.anthropic.com";
+
+/// The version of the protocol.
+const VERSION: &str = "2023-06-01";
+
+/// The longest answer that is asked for when the run says nothing and the model's own limit is unknown, in tokens. The
+/// protocol wants a number.
+const DEFAULT_MAX_TOKENS: u64 = 8192;
+
+/// Speaks messages.
+#[derive(Clone, Debug)]
+pub struct Anthropic {
+    transport: Transport,
+}
+
+impl Anthropic {
+    /// Sends through `client`, which brings the limits: no redirects, a connect and a read time-out.
+    pub fn new(client: reqwest::Client) -> Self {
+        Self { transport: Transport::new(client) }
+    }
+
+    fn decoding(&self, model: &str) -> Messages {
+        // The library needs no key: the request is ours.
+        AnthropicConfig::new("").connect(self.transport.clone()).completion(model).wire
+    }
+}
+
+impl ModelProvider for Anthropic {
+    fn ask(&self, request: ModelRequest) -> ModelStream {
+        let decoding = self.decoding(&request.model.name);
+        let max_tokens = decoding.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        ask(decoding, outgoing(&request, max_tokens), self.transport.clone(), request.secret)
+    }
+}
+
+fn outgoing(request: &ModelRequest, max_tokens: u64) -> Result<Outgoing, ModelError> {
+    let base = request.model.base_url.as_deref().unwrap_or(BASE_URL);
+    let url = endpoint(base, &["v1", "messages"])?;
+    let mut headers = HeaderMap::new();
+    headers.insert(HeaderName::from_static("anthropic-version"), HeaderValue::from_static(VERSION));
+    if let Some(secret) = &request.secret {
+        headers.insert(HeaderName::from_static("x-api-key"), secret_header(secret.expose_secret())?);
+    }
+    Ok(Outgoing { url, headers, body: body(request, max_tokens) })
+}
+
+/// The caller's parameters, and over them what the run says.
+fn body(request: &ModelRequest, max_tokens: u64) -> Value {
+    let mut body = request.model.parameters.clone().unwrap_or_default();
+    body.insert("model".to_owned(), Value::from(request.model.name.as_str()));
+    body.entry("max_tokens").or_insert_with(|| Value::from(max_tokens));
+    body.remove("system");
+    let system = system(&request.prompt);
+    if !system.is_empty() {
+        body.insert("system".to_owned(), Value::String(system));
+    }
+    body.insert("messages".to_owned(), Value::Array(messages(&request.prompt)));
+    body.remove("tools");
+    if !request.prompt.tools.is_empty() {
+        body.insert("tools".to_owned(), request.prompt.tools.iter().map(tool).collect());
+    }
+    body.insert("stream".to_owned(), Value::Bool(true));
+    Value::Object(body)
+}
+
+fn tool(offer: &ToolOffer) -> Value {
+    let mut tool = json!({ "name": offer.name, "input_schema": offer.input_schema });
+    if let Some(description) = &offer.description {
+        tool["description"] = Value::from(description.as_str());
+    }
+    tool
+}
+
+/// The instructions and every system message: the protocol has one place for them.
+fn system(prompt: &Prompt) -> String {
+    let said = prompt.messages.iter().filter(|message| message.role == Role::System);
+    let texts = said.flat_map(|message| &message.content).filter_map(|content| match content {
+        Content::Text { text } => Some(text.as_str()),
+        Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+    });
+    prompt.instructions.as_deref().into_iter().chain(texts).collect::<Vec<_>>().join("\n\n")
+}
+
+/// The conversation in alternating roles: what one side says in a row is one message.
+fn messages(prompt: &Prompt) -> Vec<Value> {
+    let mut sides: Vec<(&str, Vec<Value>)> = Vec::new();
+    for message in &prompt.messages {
+        let side = match message.role {
+            Role::System => continue,
+            Role::User | Role::Tool => "user",
+            Role::Assistant => "assistant",
+        };
+        let blocks = blocks(message);
+        if blocks.is_empty() {
+            continue;
+        }
+        match sides.last_mut() {
+            Some((last, said)) if *last == side => said.extend(blocks),
+            _ => sides.push((side, blocks)),
+        }
+    }
+    sides.into_iter().map(|(role, content)| json!({ "role": role, "content": content })).collect()
+}
+
+fn blocks(message: &Message) -> Vec<Value> {
+    message.content.iter().filter_map(block).collect()
+}
+
+/// One block; `None` for what the protocol does not take: blank text, and thoughts without the provider's signature.
+fn block(content: &Content) -> Option<Value> {
+    match content {
+        Content::Text { text } if text.trim().is_empty() => None,
+        Content::Text { text } => Some(json!({ "type": "text", "text": text })),
+        Content::Reasoning { native, .. } => native.clone().filter(|block| block.get("type").is_some()),
+        Content::ToolCall { call_id, tool, input } => {
+            let input = if input.is_object() { input.clone() } else { unreadable(input) };
+            Some(json!({ "type": "tool_use", "id": wire_id(call_id.as_str()), "name": tool, "input": input }))
+        }
+        Content::ToolResult { call_id, output, is_error, .. } => {
+            let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
+            let mut fields = Map::from_iter([
+                ("type".to_owned(), Value::from("tool_result")),
+                ("tool_use_id".to_owned(), Value::String(wire_id(call_id.as_str()))),
+                ("content".to_owned(), Value::String(output)),
+            ]);
+            if *is_error {
+                fields.insert("is_error".to_owned(), Value::Bool(true));
+            }
+            Some(Value::Object(fields))
+        }
+    }
+}
+
+/// A label in the alphabet that the protocol takes (`[A-Za-z0-9_-]`): each other byte becomes `-` and its two hex
+/// digits, so two labels never become one in practice.
+fn wire_id(label: &str) -> String {
+    let mut id = String::new();
+    for byte in label.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-') {
+            id.push(char::from(byte));
+        } else {
+            id.push('-');
+            id.push_str(&hex::encode([byte]));
+        }
+    }
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing;
+
+    #[test]
+    fn a_history_is_said_as_it_was() {
+        let mut request = testing::request(r#"{"provider":"anthropic","name":"claude"}"#);
+        request.prompt = testing::prompt();
+        let sent = body(&request, 1000);
+        insta::assert_json_snapshot!(sent);
+        assert!(sent.to_string().contains("18446744073709551617"));
+    }
+
+    #[test]
+    fn the_length_limit_is_the_callers_else_the_default() {
+        let limit = |parameters: &str| {
+            let model = format!(r#"{{"provider":"anthropic","name":"claude","parameters":{parameters}}}"#);
+            body(&testing::request(&model), 1000)["max_tokens"].clone()
+        };
+        assert_eq!(limit("{}"), json!(1000));
+        assert_eq!(limit(r#"{"max_tokens":7}"#), json!(7));
+    }
+
+    #[test]
+    fn parameters_never_replace_what_the_run_says() {
+        let model = r#"{"provider":"anthropic","name":"claude","parameters":{"thinking":{"type":"adaptive"},
+            "model":"other","system":"x","tools":[1],"messages":[],"stream":false}}"#;
+        let sent = body(&testing::request(model), 1000);
+        let expected = json!({ "thinking": { "type": "adaptive" }, "model": "claude", "max_tokens": 1000,
+            "messages": [], "stream": true });
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn thoughts_go_back_with_their_signature_or_not_at_all() {
+        let native = json!({ "type": "thinking", "thinking": "hm", "signature": "c2ln" });
+        let signed = Content::Reasoning { text: "hm".to_owned(), native: Some(native.clone()) };
+        assert_eq!(block(&signed), Some(native));
+        assert_eq!(block(&Content::Reasoning { text: "hm".to_owned(), native: None }), None);
+    }
+
+    #[test]
+    fn labels_fit_the_protocol() {
+        for (label, id) in [("toolu_01-a", "toolu_01-a"), ("call_1~2", "call_1-7e2"), ("a b", "a-20b")] {
+            assert_eq!(wire_id(label), id);
+        }
+    }
+}

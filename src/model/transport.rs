@@ -1,0 +1,114 @@
+//! Carries a request to a provider and bounds what comes back. It knows HTTP and nothing of models.
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use http::{HeaderMap, Request, Response, StatusCode, header};
+use rig_core::http_client::{
+    BoxedStream, Error, HttpClientExt, LazyBody, MultipartForm, Result as HttpResult, StreamingResponse,
+};
+use rig_reqwest::ReqwestClient;
+
+/// The most bytes of one streamed turn; longer than any model writes.
+const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
+
+/// The most bytes that are read of an answer that is no stream: enough for every error text.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// The library's view of our HTTP client. Redirects, time limits and the address check are the client's own.
+#[derive(Clone, Debug)]
+pub(super) struct Transport {
+    client: reqwest::Client,
+    /// For the kinds of request that no model wire makes.
+    library: ReqwestClient,
+}
+
+/// The provider streamed more than a turn can hold.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the answer is longer than {} MiB", MAX_STREAM_BYTES / (1024 * 1024))]
+pub(super) struct TooLong;
+
+impl Transport {
+    pub(super) fn new(client: reqwest::Client) -> Self {
+        Self { library: ReqwestClient::from(client.clone()), client }
+    }
+}
+
+impl HttpClientExt for Transport {
+    fn send<T, U>(
+        &self,
+        request: Request<T>,
+    ) -> impl Future<Output = HttpResult<Response<LazyBody<U>>>> + Send + 'static
+    where
+        T: Into<Bytes> + Send,
+        U: From<Bytes> + Send + 'static,
+    {
+        self.library.send(request)
+    }
+
+    fn send_multipart<U>(
+        &self,
+        request: Request<MultipartForm>,
+    ) -> impl Future<Output = HttpResult<Response<LazyBody<U>>>> + Send + 'static
+    where
+        U: From<Bytes> + Send + 'static,
+    {
+        self.library.send_multipart(request)
+    }
+
+    async fn send_streaming<T>(&self, request: Request<T>) -> HttpResult<StreamingResponse>
+    where
+        T: Into<Bytes> + Send,
+    {
+        let (parts, body) = request.into_parts();
+        let body: Bytes = body.into();
+        let sent = self.client.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
+        let answer = sent.send().await.map_err(transport_error)?;
+        if answer.status() != StatusCode::OK || !is_event_stream(answer.headers()) {
+            return Err(whole_answer(answer).await);
+        }
+        let mut response = Response::builder().status(answer.status());
+        if let Some(headers) = response.headers_mut() {
+            headers.clone_from(answer.headers());
+        }
+        Ok(response.body(bounded(answer))?)
+    }
+}
+
+/// A failure without an answer. The address is left out: it may hold a query string.
+fn transport_error(error: reqwest::Error) -> Error {
+    Error::instance(error.without_url())
+}
+
+/// Whether the answer is a stream; some gateways name no content type at all.
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_none_or(|value| {
+        value.to_str().is_ok_and(|text| text.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+    })
+}
+
+/// An answer that is no stream, kept as an error with its status (also 200), headers and the start of its body.
+async fn whole_answer(answer: reqwest::Response) -> Error {
+    let status = answer.status();
+    let headers = answer.headers().clone();
+    let mut body = Vec::new();
+    let mut chunks = answer.bytes_stream();
+    while body.len() < MAX_ERROR_BYTES {
+        match chunks.next().await {
+            Some(Ok(chunk)) => body.extend_from_slice(&chunk),
+            // The status says what happened; a body that breaks off only shortens the text.
+            Some(Err(_)) | None => break,
+        }
+    }
+    body.truncate(MAX_ERROR_BYTES);
+    Error::non_success_with_details(status, headers, String::from_utf8_lossy(&body).into_owned())
+}
+
+#[expect(clippy::result_large_err, reason = "the error type is the library's")]
+fn bounded(answer: reqwest::Response) -> BoxedStream {
+    let mut left = MAX_STREAM_BYTES;
+    Box::pin(answer.bytes_stream().map(move |chunk| {
+        let chunk = chunk.map_err(transport_error)?;
+        left = left.checked_sub(chunk.len()).ok_or_else(|| Error::instance(TooLong))?;
+        Ok(chunk)
+    }))
+}

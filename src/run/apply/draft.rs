@@ -1,0 +1,171 @@
+//! A commit while it is written: every change of the envelope leaves its row or its event here.
+
+use crate::run::binding::{Binding, Warning};
+use crate::run::call::{Call, Stage};
+use crate::run::commit::{Commit, Next};
+use crate::run::envelope::{Envelope, Leg, RunError};
+use crate::run::event::{Event, EventBody, Part};
+use crate::run::ids::CallKey;
+use crate::run::message::{Content, Message, Role};
+use crate::run::status::{Status, SuspendReason};
+use crate::run::time::Timestamp;
+
+pub(super) struct Draft<'a> {
+    pub(super) envelope: &'a mut Envelope,
+    pub(super) now: Timestamp,
+    expected: i64,
+    messages: Vec<Message>,
+    made: Vec<CallKey>,
+    moved: Vec<CallKey>,
+    events: Vec<Event>,
+    binding: Option<Binding>,
+    sends: Vec<CallKey>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(envelope: &'a mut Envelope, now: Timestamp) -> Self {
+        let expected = envelope.head.revision;
+        Self {
+            envelope,
+            now,
+            expected,
+            messages: Vec::new(),
+            made: Vec::new(),
+            moved: Vec::new(),
+            events: Vec::new(),
+            binding: None,
+            sends: Vec::new(),
+        }
+    }
+
+    pub(super) fn event(&mut self, body: EventBody) {
+        let seq = self.envelope.head.last_seq.saturating_add(1);
+        self.envelope.head.last_seq = seq;
+        self.events.push(Event { body, run_id: self.envelope.id.clone(), seq, at: self.now });
+    }
+
+    pub(super) fn part(&mut self, turn: u32, part: Part) {
+        self.event(EventBody::Part { turn, part });
+    }
+
+    /// A warning stands once in the run and once in the stream.
+    pub(super) fn warn(&mut self, warning: Warning) {
+        let turn = self.envelope.head.state.turns;
+        self.envelope.head.state.warnings.push(warning.clone());
+        self.part(turn, Part::Warning { warning });
+    }
+
+    pub(super) fn message(&mut self, turn: u32, role: Role, content: Vec<Content>) {
+        let position = self.envelope.head.state.messages;
+        self.envelope.head.state.messages = position.saturating_add(1);
+        let message = Message { position, turn, role, content };
+        self.envelope.messages.push(message.clone());
+        self.messages.push(message);
+    }
+
+    /// The calls of a new turn take the place of the last turn's, which are settled.
+    pub(super) fn make_calls(&mut self, calls: Vec<Call>) {
+        self.made = calls.iter().map(|call| call.key).collect();
+        self.envelope.calls = calls;
+    }
+
+    pub(super) fn move_call(&mut self, key: CallKey, stage: Stage) {
+        if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
+            call.stage = stage;
+            if !self.made.contains(&key) && !self.moved.contains(&key) {
+                self.moved.push(key);
+            }
+        }
+    }
+
+    /// Commits the receipt as `executing`: from then on the request may leave.
+    pub(super) fn send(&mut self, key: CallKey) {
+        let since = self.now;
+        self.move_call(key, Stage::Executing { since });
+        if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
+            call.attempt = call.attempt.saturating_add(1);
+            let (turn, call_id, tool, attempt) = (key.turn, call.call_id.clone(), call.tool.clone(), call.attempt);
+            self.sends.push(key);
+            self.event(EventBody::ToolStarted { turn, call_id, tool, attempt });
+        }
+    }
+
+    pub(super) fn bind(&mut self, binding: Binding) {
+        self.envelope.binding = binding.clone();
+        self.binding = Some(binding);
+    }
+
+    pub(super) fn progress(&mut self) {
+        self.envelope.head.state.progressed = true;
+        self.envelope.head.crashes = 0;
+    }
+
+    /// Moves the run to a status that is not terminal, and says so.
+    pub(super) fn status(&mut self, status: Status) {
+        self.envelope.head.status = status;
+        let attempt = self.envelope.head.attempt;
+        let reason = status.reason().map(str::to_owned);
+        self.event(EventBody::RunStatus { status: status.code().to_owned(), reason, attempt });
+    }
+
+    pub(super) fn suspend(&mut self, reason: SuspendReason) {
+        self.status(Status::Suspended(reason));
+        self.leave();
+    }
+
+    /// Ends the run; `result` is its last event.
+    pub(super) fn finish(&mut self, status: Status) {
+        self.envelope.head.status = status;
+        self.envelope.head.finished_at = Some(self.now);
+        self.leave();
+        let state = &self.envelope.head.state;
+        let result = EventBody::Result {
+            status: status.code().to_owned(),
+            reason: status.reason().map(str::to_owned),
+            output: state.output.clone(),
+            error: state.error.clone(),
+            usage: state.usage,
+        };
+        self.event(result);
+    }
+
+    pub(super) fn fail(&mut self, error: RunError) {
+        self.envelope.head.state.error = Some(error);
+        self.finish(Status::Failed);
+    }
+
+    /// Ends the leg: its time counts as work, waiting does not.
+    fn leave(&mut self) {
+        let worked = self.envelope.worked_ms(self.now);
+        self.envelope.head.state.worked_ms = worked;
+        self.envelope.head.state.leg_began_at = None;
+        self.envelope.leg = Leg::Outside;
+    }
+
+    pub(super) fn commit(self) -> Commit {
+        let envelope = self.envelope;
+        envelope.head.revision = self.expected.saturating_add(1);
+        envelope.head.updated_at = self.now;
+        let next = match envelope.head.status {
+            Status::Running => Next::Owner,
+            Status::Queued => Next::Due(self.now),
+            Status::Suspended(_) | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
+                Next::Rest
+            }
+        };
+        let pick = |keys: &[CallKey]| -> Vec<Call> {
+            envelope.calls.iter().filter(|call| keys.contains(&call.key)).cloned().collect()
+        };
+        Commit {
+            expected: self.expected,
+            head: envelope.head.clone(),
+            messages: self.messages,
+            calls_made: pick(&self.made),
+            calls_moved: pick(&self.moved),
+            events: self.events,
+            binding: self.binding,
+            sends: self.sends,
+            next,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A leg begins, compares catalogs, or is ended by a wish.
+//!
+//! **Recovery.** A leg begins the same way whether its run is new, resumed, or was left by a node that died. It looks
+//! at the receipts before it contacts anyone: a call that was `executing` when its owner died may have had its effect.
+//! It becomes `indeterminate`; where it may not be repeated the run waits for a person, and nothing of its turn is sent.
+
+use super::draft::Draft;
+use super::{proceed, settle};
+use crate::run::binding::Binding;
+use crate::run::call::Stage;
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, Leg, RunError};
+use crate::run::event::Part;
+use crate::run::ids::CallKey;
+use crate::run::outcome::{Cause, ToolError};
+use crate::run::refusal::Refusal;
+use crate::run::status::{Status, SuspendReason};
+use crate::run::time::Timestamp;
+
+/// A run whose nodes died so often without any progress is given up.
+const MAX_CRASHES: u32 = 5;
+
+pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, Refusal> {
+    match (envelope.head.status, envelope.leg) {
+        (Status::Queued | Status::Running, Leg::Outside) => {}
+        (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
+            return Err(Refusal::Impossible("a leg begins only outside of one"));
+        }
+    }
+    let mut draft = Draft::new(envelope, now);
+    enter(&mut draft);
+    interrupt(&mut draft, Cause::Crash);
+    if draft.envelope.head.crashes >= MAX_CRASHES {
+        let message = format!("{MAX_CRASHES} nodes died while they drove this run, without any progress in between.");
+        draft.fail(RunError::new("poisoned", message));
+        return Ok(draft.commit());
+    }
+    if draft.envelope.undecided().next().is_some() || !needs_catalog(draft.envelope) {
+        draft.envelope.leg = Leg::Working;
+        proceed::proceed(&mut draft);
+    } else {
+        draft.envelope.leg = Leg::CheckingCatalog;
+    }
+    Ok(draft.commit())
+}
+
+/// Counts the leg and says that the run is running.
+pub(super) fn enter(draft: &mut Draft<'_>) {
+    let now = draft.now;
+    let head = &mut draft.envelope.head;
+    // A leg that was never left ended with its node: its work counts up to its last commit.
+    if let Some(began) = head.state.leg_began_at {
+        head.state.worked_ms = head.state.worked_ms.saturating_add(head.updated_at.millis_since(began));
+    }
+    head.state.leg_began_at = Some(now);
+    head.attempt = if head.state.progressed { 1 } else { head.attempt.saturating_add(1) };
+    head.state.progressed = false;
+    draft.status(Status::Running);
+}
+
+fn needs_catalog(envelope: &Envelope) -> bool {
+    envelope.binding.entries.iter().any(|entry| !entry.is_unused())
+}
+
+/// Calls that were out and have no answer: nobody knows whether they had their effect.
+fn interrupt(draft: &mut Draft<'_>, cause: Cause) {
+    let out: Vec<CallKey> = draft
+        .envelope
+        .calls
+        .iter()
+        .filter(|call| matches!(call.stage, Stage::Executing { .. }))
+        .map(|call| call.key)
+        .collect();
+    for key in out {
+        settle::lose(draft, key, cause);
+    }
+}
+
+pub(super) fn catalog_read(envelope: &mut Envelope, served: &Binding, now: Timestamp) -> Result<Commit, Refusal> {
+    require_checking(envelope)?;
+    let drift = envelope.binding.drift(served);
+    let mut draft = Draft::new(envelope, now);
+    if drift.is_some() {
+        // Nobody is there who could accept the change: a leg without a caller never decides by itself.
+        draft.suspend(SuspendReason::McpCatalogChanged);
+    } else {
+        draft.envelope.leg = Leg::Working;
+        proceed::proceed(&mut draft);
+    }
+    Ok(draft.commit())
+}
+
+pub(super) fn catalog_unreadable(envelope: &mut Envelope, message: String, now: Timestamp) -> Result<Commit, Refusal> {
+    require_checking(envelope)?;
+    let turn = envelope.head.state.turns;
+    let mut draft = Draft::new(envelope, now);
+    let error = RunError::new("mcp-unreachable", message);
+    draft.part(turn, Part::Error { error });
+    draft.suspend(SuspendReason::McpUnreachable);
+    Ok(draft.commit())
+}
+
+fn require_checking(envelope: &Envelope) -> Result<(), Refusal> {
+    match (envelope.head.status, envelope.leg) {
+        (Status::Running, Leg::CheckingCatalog) => Ok(()),
+        (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
+            Err(Refusal::Impossible("no catalog was asked for"))
+        }
+    }
+}
+
+/// Ends the run by a wish. What was out and did not answer stays visible as `indeterminate`.
+pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
+    let cause = match envelope.leg {
+        Leg::Outside => Cause::Crash,
+        Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => Cause::Cancelled,
+    };
+    let mut draft = Draft::new(envelope, now);
+    interrupt(&mut draft, cause);
+    let unsent: Vec<CallKey> =
+        draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
+    for key in unsent {
+        let error = ToolError::new("cancelled", "The run was cancelled before the call was sent.");
+        settle::fail(&mut draft, key, error, None);
+    }
+    draft.finish(Status::Cancelled);
+    draft.commit()
+}

@@ -1,0 +1,56 @@
+//! What a fact changes: one fact, one commit.
+//!
+//! `apply` checks first and changes then: a refused fact leaves the envelope as it was. Every accepted fact ends in
+//! `proceed`, which brings the run as far as it goes by rules alone, so that what must follow a fact is in the same
+//! commit as the fact.
+
+mod admit;
+mod draft;
+mod leg;
+mod proceed;
+mod resume;
+mod settle;
+mod turn;
+
+pub use admit::{NewRun, admit};
+
+use super::commit::Commit;
+use super::envelope::{Envelope, Leg};
+use super::fact::Fact;
+use super::refusal::Refusal;
+use super::status::Status;
+use super::time::Timestamp;
+
+/// Changes the envelope by a fact and says what to store.
+///
+/// # Errors
+/// A refusal when the state does not admit the fact; the envelope is then unchanged.
+pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Commit, Refusal> {
+    if envelope.head.status.is_terminal() {
+        return Err(Refusal::RunTerminal);
+    }
+    match fact {
+        Fact::LegBegan => leg::begin(envelope, now),
+        Fact::CatalogRead { served } => leg::catalog_read(envelope, &served, now),
+        Fact::CatalogUnreadable { message } => leg::catalog_unreadable(envelope, message, now),
+        Fact::TurnStreamed { parts } => turn::streamed(envelope, parts, now),
+        Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
+        Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
+        Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
+        Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
+        Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
+    }
+}
+
+/// Refuses a fact that only the owner of a leg can know.
+fn require_working(envelope: &Envelope) -> Result<(), Refusal> {
+    match (envelope.head.status, envelope.leg) {
+        (Status::Running, Leg::Working) => Ok(()),
+        (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
+            Err(Refusal::Impossible("no leg is working"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

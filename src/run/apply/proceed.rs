@@ -1,0 +1,98 @@
+//! Brings a working run as far as it goes by rules alone.
+
+use super::draft::Draft;
+use crate::run::call::{Call, Stage};
+use crate::run::envelope::{Envelope, RunOutput};
+use crate::run::event::EventBody;
+use crate::run::ids::CallKey;
+use crate::run::message::{Content, Role};
+use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::tool_result::model_text;
+
+/// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
+pub(super) fn proceed(draft: &mut Draft<'_>) {
+    let executing = draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).count();
+    if draft.envelope.undecided().next().is_some() {
+        // While a call waits for a person, no further call of the turn is sent; those that are out finish.
+        if executing == 0 {
+            let calls = draft.envelope.undecided_calls();
+            draft.event(EventBody::ReconciliationRequired { calls });
+            draft.suspend(SuspendReason::ToolReconciliationRequired);
+        }
+        return;
+    }
+    let limit = usize::try_from(draft.envelope.spec.limits.max_parallel_tool_calls).unwrap_or(usize::MAX);
+    let free = limit.saturating_sub(executing);
+    let sendable: Vec<CallKey> =
+        draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).take(free).collect();
+    for key in &sendable {
+        draft.send(*key);
+    }
+    if executing == 0 && sendable.is_empty() {
+        give_results(draft);
+        ask_again(draft);
+    }
+}
+
+/// The results of a settled turn, once, in call order.
+fn give_results(draft: &mut Draft<'_>) {
+    let turn = draft.envelope.head.state.turns;
+    let given = draft.envelope.messages.last().is_none_or(|message| message.role != Role::Assistant);
+    if given || draft.envelope.calls.is_empty() {
+        return;
+    }
+    let results = draft.envelope.calls.iter().filter_map(result).collect();
+    draft.message(turn, Role::Tool, results);
+}
+
+fn result(call: &Call) -> Option<Content> {
+    let (output, is_error) = match &call.stage {
+        Stage::Rejected { reason, .. } => (reason.clone().into(), true),
+        Stage::Completed { output, .. } => (model_text(output), false),
+        Stage::Failed { error, .. } => (error.message.clone().into(), true),
+        Stage::Pending | Stage::Executing { .. } | Stage::Indeterminate { .. } => return None,
+    };
+    Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
+}
+
+/// The next turn begins, unless a limit stands before it.
+fn ask_again(draft: &mut Draft<'_>) {
+    if let Some(reason) = limit_before_turn(draft) {
+        draft.envelope.head.state.output = last_text(draft.envelope);
+        draft.finish(Status::Stopped(reason));
+        return;
+    }
+    let turn = draft.envelope.head.state.turns.saturating_add(1);
+    let model = draft.envelope.spec.model.name.clone();
+    draft.event(EventBody::TurnStarted { turn, model });
+}
+
+fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
+    let limits = &draft.envelope.spec.limits;
+    let state = &draft.envelope.head.state;
+    let spent_tokens = limits.max_tokens.is_some_and(|max| state.usage.total_tokens >= max);
+    let worked_s = u64::try_from(draft.envelope.worked_ms(draft.now) / 1000).unwrap_or(0);
+    if state.turns >= limits.max_turns {
+        Some(StopReason::MaxTurns)
+    } else if spent_tokens {
+        Some(StopReason::BudgetTokens)
+    } else if limits.max_duration_s.is_some_and(|max| worked_s >= max) {
+        Some(StopReason::Deadline)
+    } else {
+        None
+    }
+}
+
+/// What the model said last: kept as the output of a run that a rule ended.
+pub(super) fn last_text(envelope: &Envelope) -> Option<RunOutput> {
+    let said = envelope.messages.iter().rev().find(|message| message.role == Role::Assistant)?;
+    let text: String = said
+        .content
+        .iter()
+        .filter_map(|content| match content {
+            Content::Text { text } => Some(text.as_str()),
+            Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+        })
+        .collect();
+    (!text.is_empty()).then_some(RunOutput { text, structured: None })
+}

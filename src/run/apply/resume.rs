@@ -1,0 +1,103 @@
+//! A caller resumes a run that nobody drives. What it decides is kept even if the run must go on waiting.
+
+use super::draft::Draft;
+use crate::run::binding::{Binding, Drift, Warning, WarningKind};
+use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::event::EventBody;
+use crate::run::fact::{CallRef, Resume};
+use crate::run::ids::{Actor, CallId, CallKey};
+use crate::run::refusal::Refusal;
+use crate::run::spec::CatalogPolicy;
+use crate::run::status::{Status, SuspendReason};
+use crate::run::time::Timestamp;
+
+pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -> Result<Commit, Refusal> {
+    match envelope.head.status {
+        Status::Suspended(_) => {}
+        Status::Queued | Status::Running => return Err(Refusal::RunActive),
+        Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
+            return Err(Refusal::RunTerminal);
+        }
+    }
+    let drift = envelope.binding.drift(&resume.served);
+    if let Some(drift) = &drift {
+        refuse_drift(envelope, drift, &resume)?;
+    }
+    let authorized = authorized(envelope, &resume.retry);
+    let waits = envelope.undecided().any(|call| !authorized.contains(&call.key));
+    if waits && authorized.is_empty() {
+        return Err(Refusal::NothingDecided);
+    }
+    let mut draft = Draft::new(envelope, now);
+    for key in authorized {
+        authorize(&mut draft, key, &resume.actor);
+    }
+    if !waits {
+        if let Some(drift) = drift {
+            rebind(&mut draft, resume.served, drift);
+        } else if draft.envelope.binding.mcp.is_none() && resume.served.mcp.is_some() {
+            record(&mut draft, resume.served);
+        }
+        draft.progress();
+        draft.status(Status::Queued);
+    } else {
+        draft.status(Status::Suspended(SuspendReason::ToolReconciliationRequired));
+    }
+    Ok(draft.commit())
+}
+
+/// A changed catalog is refused unless the caller accepts it and no call made against the record is open: settling
+/// such a call would run the server's new tool in place of the one that the model chose.
+fn refuse_drift(envelope: &Envelope, drift: &Drift, resume: &Resume) -> Result<(), Refusal> {
+    let dropped = resume.served.entries.is_empty();
+    match resume.on_catalog_change {
+        CatalogPolicy::Stop => Err(Refusal::CatalogChanged(drift.clone())),
+        CatalogPolicy::Accept if dropped => Err(Refusal::CatalogChanged(drift.clone())),
+        CatalogPolicy::Accept => {
+            let calls: Vec<CallId> =
+                envelope.calls.iter().filter(|call| in_flight(call)).map(|c| c.call_id.clone()).collect();
+            if calls.is_empty() { Ok(()) } else { Err(Refusal::CatalogChangedInFlight { drift: drift.clone(), calls }) }
+        }
+    }
+}
+
+fn in_flight(call: &Call) -> bool {
+    !call.stage.is_settled()
+}
+
+fn authorized(envelope: &Envelope, retry: &[CallRef]) -> Vec<CallKey> {
+    let named = |call: &Call| {
+        retry.iter().any(|r| r.call_id == call.call_id && r.turn.is_none_or(|turn| turn == call.key.turn))
+    };
+    envelope.undecided().filter(|call| named(call)).map(|call| call.key).collect()
+}
+
+fn authorize(draft: &mut Draft<'_>, key: CallKey, actor: &Actor) {
+    let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
+    let Stage::Indeterminate { cause, since, .. } = call.stage else { return };
+    let call_id = call.call_id.clone();
+    draft.move_call(key, Stage::Indeterminate { cause, since, authorized_by: Some(actor.clone()) });
+    let (turn, actor) = (key.turn, actor.to_string());
+    draft.event(EventBody::ReconciliationDecided { turn, call_id, resolution: "retry".to_owned(), actor });
+}
+
+fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {
+    let revision = draft.envelope.binding.revision.saturating_add(1);
+    let message = format!(
+        "MCP tool catalog changed across resume ({drift}); the run's resume binding now records the new catalog."
+    );
+    draft.bind(Binding { revision, ..served });
+    let Drift { added, removed, changed } = drift;
+    draft.event(EventBody::BindingRevised { revision, added, removed, changed });
+    draft.warn(Warning::mcp(WarningKind::Other, message, Some("mcp-catalog-changed")));
+}
+
+/// A run without a record takes the catalog that it is resumed with.
+fn record(draft: &mut Draft<'_>, served: Binding) {
+    let revision = draft.envelope.binding.revision.saturating_add(1);
+    let added = served.tools.iter().map(|tool| tool.name.clone()).collect();
+    draft.bind(Binding { revision, ..served });
+    draft.event(EventBody::BindingRevised { revision, added, removed: Vec::new(), changed: Vec::new() });
+}

@@ -1,0 +1,148 @@
+//! An attempt of a call ended: the receipt learns how.
+
+use super::draft::Draft;
+use super::proceed;
+use crate::run::call::{Call, MAX_ATTEMPTS, Stage};
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, Leg};
+use crate::run::event::EventBody;
+use crate::run::ids::CallKey;
+use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
+use crate::run::refusal::Refusal;
+use crate::run::spec::SideEffectClass;
+use crate::run::time::Timestamp;
+
+pub(super) fn call_ended(
+    envelope: &mut Envelope,
+    key: CallKey,
+    outcome: Outcome,
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
+    match envelope.leg {
+        Leg::Working | Leg::Cancelling => {}
+        Leg::Outside | Leg::CheckingCatalog => return Err(Refusal::Impossible("no leg is working")),
+    }
+    let executing = envelope.calls.iter().any(|call| call.key == key && matches!(call.stage, Stage::Executing { .. }));
+    if !executing {
+        return Err(Refusal::Impossible("the call is not out"));
+    }
+    let mut draft = Draft::new(envelope, now);
+    draft.progress();
+    match outcome {
+        Outcome::Answered(Answer::Done { output }) => complete(&mut draft, key, output),
+        Outcome::Answered(Answer::Failed { error, output }) => fail(&mut draft, key, error, output),
+        Outcome::NotSent(error) => fail(&mut draft, key, error, None),
+        Outcome::Unknown(cause) => lose(&mut draft, key, cause),
+    }
+    if draft.envelope.leg == Leg::Working {
+        proceed::proceed(&mut draft);
+    }
+    Ok(draft.commit())
+}
+
+fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {
+    let began = began(draft, key);
+    draft.move_call(key, Stage::Completed { settled_at: draft.now, output });
+    tell(draft, key, began);
+}
+
+pub(super) fn fail(draft: &mut Draft<'_>, key: CallKey, error: ToolError, output: Option<serde_json::Value>) {
+    let began = began(draft, key);
+    draft.move_call(key, Stage::Failed { settled_at: draft.now, error, output });
+    tell(draft, key, began);
+}
+
+/// The answer is lost. A call that may be repeated is sent again by `proceed`, with the same key; one that only read
+/// has failed after its last attempt; every other one waits for a person, and the model is told nothing.
+pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
+    let spent_reader = draft.envelope.calls.iter().find(|call| call.key == key).is_some_and(|call| {
+        let reads = call.target.as_ref().is_some_and(|target| target.class == SideEffectClass::ReadOnly);
+        reads && call.attempt >= MAX_ATTEMPTS
+    });
+    if spent_reader {
+        let message = format!("outcome unknown after {MAX_ATTEMPTS} attempts");
+        fail(draft, key, ToolError::new("outcome-unknown", message), None);
+        return;
+    }
+    draft.move_call(key, Stage::Indeterminate { cause, since: draft.now, authorized_by: None });
+    let lost = draft.envelope.calls.iter().find(|call| call.key == key);
+    // One that is sent again by itself says so with its next `tool-started`; a cancelled run sends nothing more.
+    let told = lost.filter(|call| call.is_undecided() || cause == Cause::Cancelled).map(unknown);
+    if let Some(event) = told {
+        draft.event(event);
+    }
+}
+
+fn began(draft: &Draft<'_>, key: CallKey) -> Option<Timestamp> {
+    draft.envelope.calls.iter().find(|call| call.key == key).and_then(|call| match &call.stage {
+        Stage::Executing { since } => Some(*since),
+        Stage::Rejected { .. }
+        | Stage::Pending
+        | Stage::Completed { .. }
+        | Stage::Failed { .. }
+        | Stage::Indeterminate { .. } => None,
+    })
+}
+
+/// One `tool-output` for each settlement.
+fn tell(draft: &mut Draft<'_>, key: CallKey, began: Option<Timestamp>) {
+    let now = draft.now;
+    let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
+    let event = settled(call, began.map(|began| now.millis_since(began)));
+    draft.event(event);
+}
+
+/// The event of a call that has its result.
+pub(super) fn settled(call: &Call, duration_ms: Option<i64>) -> EventBody {
+    let (mut output, mut error, mut rule, mut reason) = (None, None, None, None);
+    match &call.stage {
+        Stage::Completed { output: returned, .. } => output = Some(returned.clone()),
+        Stage::Failed { error: why, output: returned, .. } => {
+            error = Some(why.clone());
+            output.clone_from(returned);
+        }
+        Stage::Rejected { rule: which, reason: why } => {
+            rule = Some(which.clone());
+            reason = Some(why.clone());
+        }
+        Stage::Pending | Stage::Executing { .. } | Stage::Indeterminate { .. } => {}
+    }
+    EventBody::ToolOutput {
+        turn: call.key.turn,
+        call_id: call.call_id.clone(),
+        tool: call.tool.clone(),
+        stage: call.stage.code().to_owned(),
+        attempt: call.attempt,
+        output,
+        error,
+        cause: None,
+        rule,
+        reason,
+        duration_ms,
+    }
+}
+
+/// The event of a call whose outcome is unknown.
+fn unknown(call: &Call) -> EventBody {
+    let cause = match &call.stage {
+        Stage::Indeterminate { cause, .. } => Some(cause.code().to_owned()),
+        Stage::Rejected { .. }
+        | Stage::Pending
+        | Stage::Executing { .. }
+        | Stage::Completed { .. }
+        | Stage::Failed { .. } => None,
+    };
+    EventBody::ToolOutput {
+        turn: call.key.turn,
+        call_id: call.call_id.clone(),
+        tool: call.tool.clone(),
+        stage: call.stage.code().to_owned(),
+        attempt: call.attempt,
+        output: None,
+        error: None,
+        cause,
+        rule: None,
+        reason: None,
+        duration_ms: None,
+    }
+}

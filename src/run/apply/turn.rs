@@ -1,0 +1,179 @@
+//! The model answered, or did not. A turn with its calls is one commit, so a paid turn is never asked for again.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::draft::Draft;
+use super::{proceed, require_working, settle};
+use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, RunError, RunOutput};
+use crate::run::event::Part;
+use crate::run::fact::Ruling;
+use crate::run::ids::{CallId, CallKey};
+use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
+use crate::run::refusal::Refusal;
+use crate::run::spec::FinishReason;
+use crate::run::status::{Status, StopReason};
+use crate::run::time::Timestamp;
+
+/// Failed requests in a row after which a run is given up.
+const MAX_MODEL_FAILURES: u32 = 5;
+
+pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp) -> Result<Commit, Refusal> {
+    require_working(envelope)?;
+    let turn = envelope.head.state.turns.saturating_add(1);
+    let mut draft = Draft::new(envelope, now);
+    for part in parts {
+        draft.part(turn, part);
+    }
+    Ok(draft.commit())
+}
+
+pub(super) fn failed(envelope: &mut Envelope, error: RunError, retry: bool, now: Timestamp) -> Result<Commit, Refusal> {
+    require_working(envelope)?;
+    let turn = envelope.head.state.turns.saturating_add(1);
+    let mut draft = Draft::new(envelope, now);
+    let state = &mut draft.envelope.head.state;
+    state.usage.count(TurnUsage::default());
+    state.model_failures = state.model_failures.saturating_add(1);
+    let again = retry && state.model_failures < MAX_MODEL_FAILURES;
+    draft.part(turn, Part::Error { error: error.clone() });
+    if !again {
+        draft.fail(error);
+    }
+    Ok(draft.commit())
+}
+
+pub(super) fn ended(
+    envelope: &mut Envelope,
+    turn: ModelTurn,
+    parts: Vec<Part>,
+    rulings: Vec<Ruling>,
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
+    require_working(envelope)?;
+    if envelope.has_executing() || rulings.len() != turn.calls.len() {
+        return Err(Refusal::Impossible("a turn ends with one ruling a call and no call out"));
+    }
+    let number = envelope.head.state.turns.saturating_add(1);
+    let mut draft = Draft::new(envelope, now);
+    draft.progress();
+    draft.envelope.head.state.turns = number;
+    draft.envelope.head.state.model_failures = 0;
+    draft.envelope.head.state.usage.count(turn.usage);
+    for part in parts {
+        draft.part(number, part);
+    }
+    let cut = cut_reason(&turn, &rulings);
+    let calls = if cut.is_some() { Vec::new() } else { calls_of(number, &turn.calls, rulings, now) };
+    say(&mut draft, number, &turn, &calls);
+    draft.part(number, Part::TurnFinish { finish_reason: turn.finish_reason, usage: turn.usage });
+    let silent = calls.is_empty();
+    make(&mut draft, calls);
+    if let Some(reason) = cut {
+        draft.envelope.head.state.output = proceed::last_text(draft.envelope);
+        draft.finish(Status::Stopped(reason));
+    } else if silent {
+        draft.envelope.head.state.output = Some(RunOutput { text: turn.text, structured: None });
+        draft.finish(Status::Completed);
+    } else {
+        boundary(&mut draft);
+    }
+    Ok(draft.commit())
+}
+
+/// A turn that was cut off executes none of its calls unless each is whole and valid.
+fn cut_reason(turn: &ModelTurn, rulings: &[Ruling]) -> Option<StopReason> {
+    let whole = !rulings.is_empty() && rulings.iter().all(|ruling| matches!(ruling, Ruling::Admit { .. }));
+    match turn.finish_reason {
+        FinishReason::Stop | FinishReason::ToolCalls => None,
+        FinishReason::Length => (!whole).then_some(StopReason::Length),
+        FinishReason::ContentFilter => (!whole).then_some(StopReason::ContentFilter),
+    }
+}
+
+fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Timestamp) -> Vec<Call> {
+    let mut taken = HashSet::new();
+    let numbered = (0_u32..).zip(written).zip(rulings);
+    numbered
+        .map(|((position, written), ruling)| {
+            let call_id = unique_label(written.id.as_deref(), turn, position, &mut taken);
+            let (target, input, stage) = match ruling {
+                Ruling::Admit { target, input } => (Some(target), input, Stage::Pending),
+                Ruling::Reject { rule, reason, input } => {
+                    (None, input, Stage::Rejected { rule: rule.to_owned(), reason })
+                }
+            };
+            let key = CallKey { turn, position };
+            Call { key, call_id, tool: written.tool.clone(), input, target, attempt: 0, stage, created_at: now }
+        })
+        .collect()
+}
+
+/// Provider ids may be missing or repeated: a label is made, or made unique, inside the turn.
+fn unique_label(id: Option<&str>, turn: u32, position: u32, taken: &mut HashSet<String>) -> CallId {
+    let base = match id.filter(|id| !id.is_empty()) {
+        Some(id) => id.to_owned(),
+        None => format!("call_{turn}_{}", position.saturating_add(1)),
+    };
+    let mut label = base.clone();
+    let mut nth = 2_u32;
+    while !taken.insert(label.clone()) {
+        label = format!("{base}~{nth}");
+        nth = nth.saturating_add(1);
+    }
+    CallId::new(label)
+}
+
+/// The assistant's message and its calls as parts.
+fn say(draft: &mut Draft<'_>, number: u32, turn: &ModelTurn, calls: &[Call]) {
+    let mut content: Vec<Content> = turn
+        .reasoning
+        .iter()
+        .map(|(text, native)| Content::Reasoning { text: text.clone(), native: native.clone() })
+        .collect();
+    if !turn.text.is_empty() {
+        content.push(Content::Text { text: turn.text.clone() });
+    }
+    for call in calls {
+        let (call_id, tool, input): (CallId, String, Value) =
+            (call.call_id.clone(), call.tool.clone(), call.input.clone());
+        content.push(Content::ToolCall { call_id: call_id.clone(), tool: tool.clone(), input: input.clone() });
+        draft.part(number, Part::ToolCall { call_id, tool, input });
+    }
+    draft.message(number, Role::Assistant, content);
+}
+
+fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
+    let made = u32::try_from(calls.len()).unwrap_or(u32::MAX);
+    draft.envelope.head.state.tool_calls = draft.envelope.head.state.tool_calls.saturating_add(made);
+    draft.make_calls(calls);
+    let rejected: Vec<_> = draft.envelope.calls.iter().filter(|call| call.stage.is_settled()).cloned().collect();
+    for call in &rejected {
+        draft.event(settle::settled(call, None));
+    }
+}
+
+/// Sends what may be sent, unless the calls of this turn exceed the run's limit: then none of them is.
+fn boundary(draft: &mut Draft<'_>) {
+    let limit = draft.envelope.spec.limits.max_tool_calls;
+    if draft.envelope.head.state.tool_calls <= limit {
+        proceed::proceed(draft);
+        return;
+    }
+    let open: Vec<CallKey> =
+        draft.envelope.calls.iter().filter(|call| !call.stage.is_settled()).map(|call| call.key).collect();
+    for key in open {
+        let reason = format!("The run's limit of {limit} tool calls is reached.");
+        draft.move_call(key, Stage::Rejected { rule: "max-tool-calls".to_owned(), reason });
+        if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
+            call.target = None;
+            let event = settle::settled(call, None);
+            draft.event(event);
+        }
+    }
+    draft.envelope.head.state.output = proceed::last_text(draft.envelope);
+    draft.finish(Status::Stopped(StopReason::MaxToolCalls));
+}

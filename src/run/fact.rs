@@ -1,0 +1,104 @@
+//! What can become true of a run.
+
+use serde_json::Value;
+
+use super::binding::Binding;
+use super::call::CallTarget;
+use super::envelope::RunError;
+use super::event::Part;
+use super::ids::{Actor, CallId, CallKey};
+use super::message::ModelTurn;
+use super::outcome::Outcome;
+use super::spec::CatalogPolicy;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fact {
+    /// A node took the run.
+    LegBegan,
+    /// The servers were read at the start of a leg that has no caller.
+    CatalogRead {
+        /// What they serve now.
+        served: Box<Binding>,
+    },
+    /// A required server could not be read.
+    CatalogUnreadable {
+        /// For people; names the server.
+        message: String,
+    },
+    /// Parts of an unfinished turn arrived.
+    TurnStreamed {
+        /// Text and reasoning deltas.
+        parts: Vec<Part>,
+    },
+    /// The model's turn ended properly.
+    TurnEnded {
+        /// The whole turn.
+        turn: Box<ModelTurn>,
+        /// Text and reasoning deltas that were not streamed yet.
+        parts: Vec<Part>,
+        /// One ruling a call, in call order.
+        rulings: Vec<Ruling>,
+    },
+    /// A model request brought no turn.
+    ModelFailed {
+        /// Why.
+        error: RunError,
+        /// Whether it is asked again.
+        retry: bool,
+    },
+    /// One attempt of a call ended.
+    CallEnded {
+        /// Which call.
+        key: CallKey,
+        /// How.
+        outcome: Outcome,
+    },
+    /// A caller resumes a run that nobody drives.
+    Resumed(Box<Resume>),
+    /// A caller's wish to end the run, once nothing is out any more.
+    Cancelled,
+}
+
+/// What the gate says of a call that the model wrote.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ruling {
+    /// It may cross the boundary.
+    Admit {
+        /// Where it goes.
+        target: CallTarget,
+        /// The arguments, an object.
+        input: Value,
+    },
+    /// It may not: unknown tool, invalid arguments.
+    Reject {
+        /// Which rule refused it.
+        rule: &'static str,
+        /// What the model is told.
+        reason: String,
+        /// The arguments; text where they are no JSON object.
+        input: Value,
+    },
+}
+
+/// A caller's resume, after the servers were read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resume {
+    /// Who asks.
+    pub actor: Actor,
+    /// Calls that may be sent once more.
+    pub retry: Vec<CallRef>,
+    /// What the servers serve now, with the entries that the caller gave or the run's own.
+    pub served: Binding,
+    /// What to do about a catalog that changed while the run was down.
+    pub on_catalog_change: CatalogPolicy,
+}
+
+/// How a caller names a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallRef {
+    /// The turn, when it is needed to tell two calls apart.
+    pub turn: Option<u32>,
+    /// The label.
+    pub call_id: CallId,
+}

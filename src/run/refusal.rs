@@ -1,0 +1,50 @@
+//! Why the state of a run does not admit a fact.
+
+use super::binding::Drift;
+use super::ids::CallId;
+
+/// A fact that the state does not admit; the run is what it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// A node drives the run now.
+    #[error("the run is active")]
+    RunActive,
+    /// The run has ended.
+    #[error("the run is terminal")]
+    RunTerminal,
+    /// The caller's own revision is another one than the run's.
+    #[error("the run was created with another binding_id")]
+    BindingChanged,
+    /// The servers' tools differ from the record.
+    #[error("{}", .0.across_resume())]
+    CatalogChanged(Drift),
+    /// The servers' tools differ, and calls that the model made against the record are not settled.
+    #[error("{} Calls made against the recorded catalog are in flight.", .drift.across_resume())]
+    CatalogChangedInFlight {
+        /// How they differ.
+        drift: Drift,
+        /// The calls.
+        calls: Vec<CallId>,
+    },
+    /// The run goes on waiting exactly as before.
+    #[error("the request decides nothing")]
+    NothingDecided,
+    /// A driver applied a fact that cannot be true; a defect, never the caller's fault.
+    #[error("the fact does not fit the run: {0}")]
+    Impossible(&'static str),
+}
+
+impl Refusal {
+    /// The problem code.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::RunActive => "run-active",
+            Self::RunTerminal => "run-terminal",
+            Self::BindingChanged => "binding-changed",
+            Self::CatalogChanged(_) => "mcp-catalog-changed",
+            Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
+            Self::NothingDecided => "nothing-decided",
+            Self::Impossible(_) => "internal",
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! What must happen next. Total: every run that can be stored has a next step, and that is the whole recovery story.
+
+use super::envelope::{Envelope, Leg};
+use super::status::Status;
+
+/// What must happen next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A node has taken the run: say so, and look at what the last owner left.
+    BeginLeg,
+    /// Read the servers' catalogs and compare them with the record.
+    CheckCatalog,
+    /// Ask the model for the next turn.
+    AskModel,
+    /// Calls are out: wait for one to end.
+    AwaitCalls,
+    /// Somebody wished the run cancelled and nothing is out any more: end it.
+    Cancel,
+    /// Nothing, until somebody decides; or never again.
+    Rest,
+}
+
+/// The next step of a run whose owner calls this.
+pub fn next(envelope: &Envelope) -> Step {
+    match envelope.head.status {
+        Status::Suspended(_) | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
+            Step::Rest
+        }
+        Status::Queued | Status::Running => match envelope.leg {
+            Leg::Outside => Step::BeginLeg,
+            Leg::CheckingCatalog => Step::CheckCatalog,
+            Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
+            Leg::Working => Step::AskModel,
+            Leg::Cancelling => Step::Cancel,
+        },
+    }
+}

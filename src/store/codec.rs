@@ -1,0 +1,415 @@
+//! What a row holds: the stored forms of the core's values, each with its version, and one commit turned into rows.
+//! Knows JSON and the core's types, no SQL.
+//!
+//! A document is `{"v": 1, "body": …}`. A version that this program does not know is corrupt to it, never guessed at.
+//! Arguments and results of calls stand beside their document, as the JSON text that they are: a call that moves never
+//! writes its arguments again.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::{StoreError, StoredEvent};
+use crate::run::call::{Call, CallTarget, Stage};
+use crate::run::commit::{Commit, Next};
+use crate::run::envelope::{Head, HeadState};
+use crate::run::event::{Event, UndecidedCall};
+use crate::run::ids::{Actor, CallId, CallKey};
+use crate::run::outcome::{Cause, ToolError};
+use crate::run::status::Status;
+use crate::run::time::Timestamp;
+
+/// The version of every document that this program writes.
+const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Written<'a, T> {
+    v: u32,
+    body: &'a T,
+}
+
+#[derive(Deserialize)]
+struct Read<'a> {
+    v: u32,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+fn corrupt(what: &'static str, detail: impl ToString) -> StoreError {
+    StoreError::Corrupt { what, detail: detail.to_string() }
+}
+
+/// A value as a versioned document.
+pub(super) fn encode<T: Serialize>(what: &'static str, body: &T) -> Result<String, StoreError> {
+    json_text(what, &Written { v: VERSION, body })
+}
+
+/// A versioned document as the value that it holds.
+pub(super) fn decode<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, StoreError> {
+    let read: Read<'_> = serde_json::from_str(text).map_err(|fault| faulty(what, &fault))?;
+    if read.v != VERSION {
+        return Err(corrupt(what, format_args!("version {} is not known", read.v)));
+    }
+    serde_json::from_str(read.body.get()).map_err(|fault| faulty(what, &fault))
+}
+
+/// Where the reader stopped and why, by kind: its own words may quote the payload.
+fn faulty(what: &'static str, fault: &serde_json::Error) -> StoreError {
+    corrupt(what, format_args!("{:?} error in column {}", fault.classify(), fault.column()))
+}
+
+fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|fault| StoreError::Rejected(format!("{what} does not print: {fault}")))
+}
+
+fn json_value(what: &'static str, text: &str) -> Result<Value, StoreError> {
+    serde_json::from_str(text).map_err(|fault| faulty(what, &fault))
+}
+
+/// A number that the core counts without a sign.
+pub(super) fn count(what: &'static str, stored: i64) -> Result<u32, StoreError> {
+    u32::try_from(stored).map_err(|fault| corrupt(what, fault))
+}
+
+/// A name that the core checks.
+pub(super) fn named<T>(what: &'static str, parsed: Option<T>) -> Result<T, StoreError> {
+    parsed.ok_or_else(|| corrupt(what, "not a name of this kind"))
+}
+
+/// Label text as the filter column holds it: reversible, and without the NUL that no Postgres text can hold.
+fn label_text(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\0', "\\0")
+}
+
+/// The labels of a run, for the filter column.
+pub(super) fn labels<'a>(metadata: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<String, StoreError> {
+    let labels: std::collections::BTreeMap<String, String> =
+        metadata.into_iter().map(|(key, value)| (label_text(key), label_text(value))).collect();
+    json_text("metadata", &labels)
+}
+
+/// The wanted labels of a list, as an array of pairs.
+pub(super) fn wanted_labels(wanted: &[(String, String)]) -> Result<String, StoreError> {
+    let wanted: Vec<[String; 2]> = wanted.iter().map(|(key, value)| [label_text(key), label_text(value)]).collect();
+    json_text("metadata", &wanted)
+}
+
+/// A call without its arguments and its result.
+#[derive(Serialize, Deserialize)]
+struct CallDocument {
+    key: CallKey,
+    call_id: CallId,
+    tool: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    target: Option<CallTarget>,
+    attempt: u32,
+    stage: StageDocument,
+    created_at: Timestamp,
+}
+
+/// A stage without the backend's result.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "kebab-case")]
+enum StageDocument {
+    Rejected { rule: String, reason: String },
+    Pending,
+    Executing { since: Timestamp },
+    Completed { settled_at: Timestamp },
+    Failed { settled_at: Timestamp, error: ToolError },
+    Indeterminate { cause: Cause, since: Timestamp, authorized_by: Option<Actor> },
+}
+
+/// A row of `calls`.
+#[derive(Clone, Debug)]
+pub(super) struct CallRow {
+    pub(super) turn: i64,
+    pub(super) pos: i64,
+    pub(super) stage: &'static str,
+    pub(super) undecided_since: Option<i64>,
+    pub(super) input: String,
+    pub(super) body: String,
+    pub(super) output: Option<String>,
+}
+
+impl CallRow {
+    fn encode(call: &Call) -> Result<Self, StoreError> {
+        let (stage, output) = split_stage(&call.stage);
+        let undecided_since = match &call.stage {
+            Stage::Indeterminate { since, .. } if call.is_undecided() => Some(since.as_millis()),
+            _ => None,
+        };
+        let document = CallDocument {
+            key: call.key,
+            call_id: call.call_id.clone(),
+            tool: call.tool.clone(),
+            target: call.target.clone(),
+            attempt: call.attempt,
+            stage,
+            created_at: call.created_at,
+        };
+        Ok(Self {
+            turn: call.key.turn.into(),
+            pos: call.key.position.into(),
+            stage: call.stage.code(),
+            undecided_since,
+            input: json_text("call input", &call.input)?,
+            body: encode("call", &document)?,
+            output: output.map(|output| json_text("call output", output)).transpose()?,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.input.len() + self.body.len() + self.output.as_ref().map_or(0, String::len)
+    }
+}
+
+fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
+    match stage {
+        Stage::Rejected { rule, reason } => {
+            (StageDocument::Rejected { rule: rule.clone(), reason: reason.clone() }, None)
+        }
+        Stage::Pending => (StageDocument::Pending, None),
+        Stage::Executing { since } => (StageDocument::Executing { since: *since }, None),
+        Stage::Completed { settled_at, output } => (StageDocument::Completed { settled_at: *settled_at }, Some(output)),
+        Stage::Failed { settled_at, error, output } => {
+            (StageDocument::Failed { settled_at: *settled_at, error: error.clone() }, output.as_ref())
+        }
+        Stage::Indeterminate { cause, since, authorized_by } => {
+            let (cause, since, authorized_by) = (*cause, *since, authorized_by.clone());
+            (StageDocument::Indeterminate { cause, since, authorized_by }, None)
+        }
+    }
+}
+
+/// A call from its row.
+pub(super) fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreError> {
+    let document: CallDocument = decode("call", body)?;
+    let output = output.map(|text| json_value("call output", text)).transpose()?;
+    let stage = match document.stage {
+        StageDocument::Rejected { rule, reason } => Stage::Rejected { rule, reason },
+        StageDocument::Pending => Stage::Pending,
+        StageDocument::Executing { since } => Stage::Executing { since },
+        StageDocument::Completed { settled_at } => {
+            let output = output.ok_or_else(|| corrupt("call output", "missing in a completed call"))?;
+            Stage::Completed { settled_at, output }
+        }
+        StageDocument::Failed { settled_at, error } => Stage::Failed { settled_at, error, output },
+        StageDocument::Indeterminate { cause, since, authorized_by } => {
+            Stage::Indeterminate { cause, since, authorized_by }
+        }
+    };
+    Ok(Call {
+        key: document.key,
+        call_id: document.call_id,
+        tool: document.tool,
+        input: json_value("call input", input)?,
+        target: document.target,
+        attempt: document.attempt,
+        stage,
+        created_at: document.created_at,
+    })
+}
+
+/// The calls of a reader's view that wait for a person, from their bodies and arguments.
+pub(super) fn undecided<'a>(
+    rows: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Vec<UndecidedCall>, StoreError> {
+    let mut calls = Vec::new();
+    for (body, input) in rows {
+        calls.extend(crate::run::envelope::undecided_call(&call(body, input, None)?));
+    }
+    Ok(calls)
+}
+
+/// The columns of a head, as they are read.
+#[derive(Clone, Debug)]
+pub(super) struct HeadColumns {
+    pub(super) status: String,
+    pub(super) reason: Option<String>,
+    pub(super) revision: i64,
+    pub(super) last_seq: i64,
+    pub(super) attempt: i64,
+    pub(super) crashes: i64,
+    pub(super) state: String,
+    pub(super) created_at: i64,
+    pub(super) updated_at: i64,
+    pub(super) finished_at: Option<i64>,
+}
+
+impl HeadColumns {
+    /// The head that they say.
+    pub(super) fn decode(self) -> Result<Head, StoreError> {
+        let status = Status::from_codes(&self.status, self.reason.as_deref());
+        let state: HeadState = decode("head", &self.state)?;
+        Ok(Head {
+            status: status.ok_or_else(|| corrupt("status", "not a status with its reason"))?,
+            revision: self.revision,
+            last_seq: self.last_seq,
+            attempt: count("attempt", self.attempt)?,
+            crashes: count("crashes", self.crashes)?,
+            state,
+            created_at: Timestamp::from_millis(self.created_at),
+            updated_at: Timestamp::from_millis(self.updated_at),
+            finished_at: self.finished_at.map(Timestamp::from_millis),
+        })
+    }
+}
+
+/// A row of `events`.
+#[derive(Clone, Debug)]
+pub(super) struct EventRow {
+    pub(super) at: i64,
+    pub(super) event: Arc<StoredEvent>,
+}
+
+/// An event as readers get it.
+pub(super) fn stored_event(event: &Event) -> Result<StoredEvent, StoreError> {
+    let body = json_text("event", event)?;
+    Ok(StoredEvent { seq: event.seq, kind: event.body.kind().to_owned(), body })
+}
+
+/// One commit as rows. Made by the writer's own task, so that the one task that talks to the database only copies.
+#[derive(Clone, Debug)]
+pub struct CommitRows {
+    pub(super) expected: i64,
+    /// Number of the last event before this commit.
+    pub(super) base_seq: i64,
+    pub(super) status: &'static str,
+    pub(super) reason: Option<&'static str>,
+    pub(super) terminal: bool,
+    pub(super) last_seq: i64,
+    pub(super) attempt: i64,
+    pub(super) crashes: i64,
+    pub(super) state: String,
+    pub(super) created_at: i64,
+    pub(super) updated_at: i64,
+    pub(super) finished_at: Option<i64>,
+    /// Whether the owner lets go of the run.
+    pub(super) lets_go: bool,
+    /// Milliseconds until the run is due, counted by the database's clock; `None`: it rests.
+    pub(super) due_in: Option<i64>,
+    pub(super) messages: Vec<(i64, String)>,
+    pub(super) calls: Vec<CallRow>,
+    pub(super) events: Vec<EventRow>,
+    pub(super) binding: Option<(i64, String)>,
+}
+
+impl CommitRows {
+    /// # Errors
+    /// `Rejected` when the commit contradicts itself: its revision or its event numbers do not follow.
+    pub fn encode(commit: &Commit) -> Result<Self, StoreError> {
+        let head = &commit.head;
+        let (lets_go, due_in) = next_columns(commit);
+        Ok(Self {
+            expected: commit.expected,
+            base_seq: base_seq(commit)?,
+            status: head.status.code(),
+            reason: head.status.reason(),
+            terminal: head.status.is_terminal(),
+            last_seq: head.last_seq,
+            attempt: head.attempt.into(),
+            crashes: head.crashes.into(),
+            state: encode("head", &head.state)?,
+            created_at: head.created_at.as_millis(),
+            updated_at: head.updated_at.as_millis(),
+            finished_at: head.finished_at.map(Timestamp::as_millis),
+            lets_go,
+            due_in,
+            messages: commit
+                .messages
+                .iter()
+                .map(|message| Ok((i64::from(message.position), encode("message", message)?)))
+                .collect::<Result<_, StoreError>>()?,
+            calls: call_rows(commit)?,
+            events: commit
+                .events
+                .iter()
+                .map(|event| Ok(EventRow { at: event.at.as_millis(), event: Arc::new(stored_event(event)?) }))
+                .collect::<Result<_, StoreError>>()?,
+            binding: match &commit.binding {
+                Some(binding) => Some((i64::from(binding.revision), encode("binding", binding)?)),
+                None => None,
+            },
+        })
+    }
+
+    /// The same rows for a run that nobody owns: whoever is to go on with it is due now.
+    pub(super) fn of_nobody(mut self) -> Self {
+        if !self.lets_go {
+            self.lets_go = true;
+            self.due_in = Some(0);
+        }
+        self
+    }
+
+    /// How many rows it writes.
+    pub(super) fn rows(&self) -> usize {
+        1 + self.messages.len() + self.calls.len() + self.events.len() + usize::from(self.binding.is_some())
+    }
+
+    /// About how many bytes it writes.
+    pub(super) fn bytes(&self) -> usize {
+        let messages: usize = self.messages.iter().map(|(_, body)| body.len()).sum();
+        let calls: usize = self.calls.iter().map(CallRow::bytes).sum();
+        let events: usize = self.events.iter().map(|row| row.event.body.len()).sum();
+        self.state.len() + messages + calls + events + self.binding.as_ref().map_or(0, |(_, body)| body.len())
+    }
+}
+
+/// A due time is kept as the delay that the core decided, so that only one clock, the database's, says when it is over.
+fn next_columns(commit: &Commit) -> (bool, Option<i64>) {
+    if commit.head.status.is_terminal() {
+        return (true, None);
+    }
+    match commit.next {
+        Next::Owner => (false, None),
+        Next::Due(at) => (true, Some(at.millis_since(commit.head.updated_at))),
+        Next::Rest => (true, None),
+    }
+}
+
+/// Checks that revision and event numbers follow, and says the last number before.
+fn base_seq(commit: &Commit) -> Result<i64, StoreError> {
+    let mut seq = commit.head.last_seq.saturating_sub(i64::try_from(commit.events.len()).unwrap_or(i64::MAX));
+    let base = seq;
+    for event in &commit.events {
+        seq = seq.saturating_add(1);
+        if event.seq != seq {
+            return Err(StoreError::Rejected(format!("event {} stands where {seq} should", event.seq)));
+        }
+    }
+    if base < 0 || commit.head.revision != commit.expected.saturating_add(1) {
+        return Err(StoreError::Rejected("the commit's numbers do not follow".to_owned()));
+    }
+    Ok(base)
+}
+
+/// A call that was made and moved by one commit is one row: its last stage.
+fn call_rows(commit: &Commit) -> Result<Vec<CallRow>, StoreError> {
+    let moved = |key: CallKey| commit.calls_moved.iter().any(|call| call.key == key);
+    let made = commit.calls_made.iter().filter(|call| !moved(call.key));
+    made.chain(&commit.calls_moved).map(CallRow::encode).collect()
+}
+
+/// The calls of the last turn, and any earlier one that still waits for a person.
+pub(super) fn last_calls<'a>(
+    turn: u32,
+    rows: impl IntoIterator<Item = (&'a str, &'a str, Option<&'a str>)>,
+) -> Result<Vec<Call>, StoreError> {
+    let mut calls = Vec::new();
+    for (body, input, output) in rows {
+        let call = call(body, input, output)?;
+        if call.key.turn == turn || call.is_undecided() {
+            calls.push(call);
+        }
+    }
+    Ok(calls)
+}
+
+/// A JSON array of texts, as a database groups them.
+pub(super) fn texts<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<Vec<T>, StoreError> {
+    serde_json::from_str(text).map_err(|fault| faulty(what, &fault))
+}
