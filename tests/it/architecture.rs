@@ -10,14 +10,14 @@ use crate::source::{self, Place, SourceFile, Token, places};
 /// Who may import whom. A module may always import itself; what is not listed may not be there.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("run", &[]),
-    ("config", &["run"]),
-    ("telemetry", &["config"]),
     ("clock", &["run"]),
     ("store", &["run"]),
-    ("net", &["config"]),
+    ("net", &["run"]),
     ("policy", &["run", "store"]),
     ("secrets", &["run", "store"]),
     ("auth", &["run", "clock", "net"]),
+    ("config", &["run", "auth", "secrets"]),
+    ("telemetry", &["config"]),
     ("model", &["run", "net"]),
     ("mcp", &["run", "net"]),
     ("dispatch", &["run", "mcp", "store", "secrets", "net"]),
@@ -164,6 +164,47 @@ fn import_offences(files: &[SourceFile]) -> Offences {
 #[test]
 fn modules_import_only_what_the_table_allows() {
     assert_none(import_offences(&source::rust_files("src")));
+}
+
+/// The lines of a table that name a module of no line before them: read downwards, it has no way back up.
+fn upward_lines(table: &[(&'static str, &'static [&'static str])]) -> Vec<&'static str> {
+    let known_above = |at: usize, name: &str| table[..at].iter().any(|(above, _)| *above == name);
+    let upward = table.iter().enumerate().filter(|(at, (_, may))| !may.iter().all(|name| known_above(*at, name)));
+    upward.map(|(_, (module, _))| *module).collect()
+}
+
+#[test]
+fn the_table_points_downwards_only() {
+    assert!(upward_lines(IMPORTS).is_empty(), "{:?}", upward_lines(IMPORTS));
+    assert_eq!(upward_lines(&[("a", &["b"]), ("b", &[]), ("c", &["a", "b"]), ("d", &["d"])]), ["a", "d"]);
+}
+
+/// The rows `| `a`, `b` | c, d |` of the document, one entry a module of the first cell.
+fn documented_imports(document: &str) -> BTreeMap<String, Vec<String>> {
+    let names = |cell: &str| -> Vec<String> {
+        let names = cell.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+        names.filter(|name| !name.is_empty() && name != "–").collect()
+    };
+    let section = document.split("## Who may import whom").nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let mut found = BTreeMap::new();
+    for line in section.lines().filter(|line| line.starts_with("| `")) {
+        if let [modules, may] = line.trim_matches('|').split('|').collect::<Vec<_>>().as_slice() {
+            names(modules).into_iter().for_each(|module| drop(found.insert(module, names(may))));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_document_shows_the_same_table() {
+    let documented = documented_imports(&source::read("ARCHITECTURE.md"));
+    for (module, may) in IMPORTS {
+        let documented: Vec<&str> = documented.get(*module).into_iter().flatten().map(String::as_str).collect();
+        assert_eq!(documented, *may, "{module}");
+    }
+    let extra: Vec<_> = documented.keys().filter(|module| !IMPORTS.iter().any(|(name, _)| name == module)).collect();
+    assert_eq!(extra, ["app", "main"], "builders only");
 }
 
 #[test]

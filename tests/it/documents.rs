@@ -148,3 +148,16 @@ fn links_between_documents_lead_somewhere() {
     }
     assert_eq!(links("see [a](b.md), [c](#d) and [e](https://f.g) or [h](i/j.md#k)"), ["b.md", "i/j.md"]);
 }
+
+/// The names of settings in a text, e.g. `COUNTERSIGN_LISTEN`.
+fn settings(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|sign: char| !(sign.is_ascii_uppercase() || sign.is_ascii_digit() || sign == '_'));
+    words.filter(|word| word.strip_prefix("COUNTERSIGN_").is_some_and(|rest| !rest.is_empty())).collect()
+}
+
+#[test]
+fn the_operating_guide_lists_exactly_the_settings_that_exist() {
+    let (guide, config) = (source::read("docs/operating.md"), source::read("src/config/mod.rs"));
+    assert_eq!(settings(&guide), settings(&config));
+    assert_eq!(settings("`COUNTERSIGN_A_1`, COUNTERSIGN_…, XCOUNTERSIGN_B"), BTreeSet::from(["COUNTERSIGN_A_1"]));
+}

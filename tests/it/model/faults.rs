@@ -60,7 +60,8 @@ async fn a_stream_that_ends_before_the_turn_is_cut_off_however_it_ends() {
 #[tokio::test]
 async fn a_body_that_breaks_off_inside_a_chunk_is_cut_off() {
     for provider in PROTOCOLS {
-        let mut pieces = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+        let mut pieces =
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
         pieces.extend_from_slice(b"ffff\r\n");
         pieces.extend_from_slice(unended(provider).as_bytes());
         let fake = Fake::start(vec![pieces], Then::Close).await;
