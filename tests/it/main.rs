@@ -3,5 +3,6 @@
 mod architecture;
 mod documents;
 mod model;
+mod runs;
 mod source;
 mod support;
