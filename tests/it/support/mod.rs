@@ -1,0 +1,4 @@
+//! What several tests share.
+
+pub(crate) mod fake_mcp;
+pub(crate) mod process;

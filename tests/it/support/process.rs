@@ -1,0 +1,124 @@
+//! Servers that nobody here wrote, run as child processes: started on a free port, ready when the port answers, and
+//! gone with the test.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// How long a server may take until its port answers; generous, because many tests start servers at once.
+const READY_WITHIN: Duration = Duration::from_mins(1);
+
+/// How often a server is started anew when it ended before it answered: another process may have taken its port.
+const STARTS: usize = 3;
+
+/// A running child process that listens on a port of the loopback address. Dropping it kills its process group.
+pub(crate) struct Process {
+    child: Child,
+    port: u16,
+    log: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Process {
+    /// Starts what `command` builds for a free port and waits until that port answers.
+    ///
+    /// # Panics
+    /// With the program's output, when it ends or does not answer in time.
+    pub(crate) async fn start(command: impl Fn(u16) -> Command) -> Self {
+        let mut last = String::new();
+        for _ in 0..STARTS {
+            let mut process = Self::spawn(free_port(), &command);
+            match process.ready().await {
+                Ok(()) => return process,
+                Err(fault) => last = format!("{fault}\n{}", process.output()),
+            }
+        }
+        panic!("the server did not start: {last}");
+    }
+
+    /// Starts what `command` builds on a certain port, e.g. the one that a server before it had.
+    ///
+    /// # Panics
+    /// With the program's output, when it ends or does not answer in time.
+    pub(crate) async fn start_on(port: u16, command: impl Fn(u16) -> Command) -> Self {
+        let mut process = Self::spawn(port, &command);
+        if let Err(fault) = process.ready().await {
+            panic!("the server did not start: {fault}\n{}", process.output());
+        }
+        process
+    }
+
+    fn spawn(port: u16, command: &impl Fn(u16) -> Command) -> Self {
+        let folder = tempfile::tempdir().expect("a folder for the log");
+        let log = folder.path().join("output.log");
+        let out = File::create(&log).expect("the log file");
+        let err = out.try_clone().expect("a second handle");
+        let mut command = command(port);
+        // A group of its own: what the program starts ends with it.
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        let child = command.spawn().unwrap_or_else(|fault| panic!("{command:?}: {fault}"));
+        Self { child, port, log, _folder: folder }
+    }
+
+    async fn ready(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+                return Ok(());
+            }
+            if let Some(status) = self.child.try_wait().expect("the state of the child") {
+                return Err(format!("it ended with {status}"));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("port {} does not answer", self.port));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Its address with a path, e.g. `/v1`.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.port)
+    }
+
+    /// What it printed so far.
+    pub(crate) fn output(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let group = format!("-{}", self.child.id());
+        let killed = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
+        if !killed.is_ok_and(|status| status.success()) {
+            self.child.kill().ok();
+        }
+        self.child.wait().ok();
+    }
+}
+
+/// A port that nothing listens on right now.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    listener.local_addr().expect("the address").port()
+}
+
+/// A program of the test world (`scripts/testworld` installs it), e.g. `npm/node_modules/.bin/llmock`. `None`, with a
+/// visible note, where it is not installed.
+pub(crate) fn testworld(program: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("COUNTERSIGN_TESTWORLD")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/testworld"), PathBuf::from);
+    let path = root.join(program);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("skipped: {} is not installed (npm/PyPI could not be reached)", path.display());
+    None
+}
