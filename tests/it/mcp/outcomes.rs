@@ -199,6 +199,39 @@ async fn b211_a_refused_port_is_not_sent() {
 }
 
 #[tokio::test]
+async fn b211_a_handshake_that_fails_means_that_the_call_was_not_executed() {
+    for (reply, words) in [
+        (Reply::status(401, json!({})), "HTTP 401"),
+        (Reply::status(403, rpc_error()), "HTTP 403"),
+        (Reply::status(503, json!({})), "HTTP 503"),
+        (Reply::Reset, "the connection broke"),
+        (Reply::HalfBody, "in the middle of the answer"),
+        (Reply::Http(202, vec![], String::new()), "without answering"),
+        (Reply::Http(200, vec![("content-type", "text/html".to_owned())], "<p>".to_owned()), "neither JSON"),
+    ] {
+        let fake = FakeMcp::start().await;
+        fake.refuse_handshakes(reply);
+        let outcome = call(&pool(), &target(&fake.url())).await;
+        assert_eq!(class(&outcome), "not sent mcp-unreachable", "{words}");
+        assert!(format!("{outcome:?}").contains(words), "{words}: {outcome:?}");
+        assert_eq!(fake.count("tools/call"), 0);
+    }
+}
+
+#[tokio::test]
+async fn b211_a_server_that_answers_no_handshake_costs_the_connect_time_once() {
+    let fake = FakeMcp::start().await;
+    fake.refuse_handshakes(Reply::Silence);
+    let mut target = target(&fake.url());
+    target.timeouts.connect_ms = 1_500;
+    let started = tokio::time::Instant::now();
+    let outcome = call(&pool(), &target).await;
+    assert_eq!(class(&outcome), "not sent mcp-unreachable");
+    assert!(format!("{outcome:?}").contains("no handshake within 1500 ms"), "{outcome:?}");
+    assert!(started.elapsed() < Duration::from_millis(2_900), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
 async fn b211_a_forbidden_address_is_never_dialled() {
     let outcome = call(&pool(), &target("https://169.254.169.254/mcp")).await;
     assert_eq!(class(&outcome), "not sent mcp-unreachable");

@@ -145,9 +145,13 @@ async fn idle_and_old_connections_are_closed_but_never_one_in_use() {
             gate.notify_one();
         };
         assert_eq!(class(&tokio::join!(calling, sweeping).0), "done");
-        pool.sweep();
+        let stop = CancellationToken::new();
+        let closed = async {
+            fake.wait_until(|fake| fake.count_http("DELETE") == 1).await;
+            stop.cancel();
+        };
+        tokio::join!(pool.keep_tidy(stop.clone()), closed);
         assert_eq!(pool.open_connections(), 0);
-        fake.wait_until(|fake| fake.count_http("DELETE") == 1).await;
     }
 }
 

@@ -90,6 +90,7 @@ struct State {
     keeps_alive: AtomicBool,
     lost: Mutex<Reply>,
     version: Mutex<&'static str>,
+    handshake: Mutex<Option<Reply>>,
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
@@ -124,6 +125,7 @@ impl FakeMcp {
             keeps_alive: AtomicBool::new(true),
             lost: Mutex::new(lost),
             version: Mutex::new("2025-06-18"),
+            handshake: Mutex::default(),
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
@@ -172,6 +174,11 @@ impl FakeMcp {
     /// The protocol revision that the handshake agrees on from now on.
     pub(crate) fn speak(&self, version: &'static str) {
         *self.state.version.lock() = version;
+    }
+
+    /// Every request without a session is answered with this from now on, the handshake too.
+    pub(crate) fn refuse_handshakes(&self, reply: Reply) {
+        *self.state.handshake.lock() = Some(reply);
     }
 
     /// Forgets all sessions, as a restart does; requests of them are answered with `reply`.
@@ -267,6 +274,11 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
     let session = seen.headers.get("mcp-session-id");
     let is_known = session.is_some_and(|session| state.sessions.lock().contains(session));
+    if session.is_none()
+        && let Some(reply) = state.handshake.lock().clone()
+    {
+        return (reply, None);
+    }
     match (seen.http_method.as_str(), seen.rpc()) {
         ("POST", "initialize") => {
             let mut sessions = state.sessions.lock();
