@@ -2,6 +2,7 @@
 
 mod architecture;
 mod documents;
+mod mcp;
 mod model;
 mod runs;
 mod source;
