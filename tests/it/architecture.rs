@@ -190,7 +190,9 @@ fn documented_imports(document: &str) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
     for line in section.lines().filter(|line| line.starts_with("| `")) {
         if let [modules, may] = line.trim_matches('|').split('|').collect::<Vec<_>>().as_slice() {
-            names(modules).into_iter().for_each(|module| drop(found.insert(module, names(may))));
+            for module in names(modules) {
+                found.insert(module, names(may));
+            }
         }
     }
     found

@@ -1,6 +1,9 @@
 //! Whole runs, from their creation to their end.
 #![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
+mod boundary;
+mod catalogs;
+
 use serde_json::json;
 
 use crate::support::world::{World, asker, run_id};
