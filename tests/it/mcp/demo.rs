@@ -63,8 +63,12 @@ async fn b216_in_the_newer_era_too_a_cancelled_call_is_cancelled_at_the_server()
     let tenant = acme();
     let calling = pool.call(&tenant, &target, request("slow", json!({ "ms": 2_000 })), cancel.clone());
     let cancelling = async {
-        // The call is a local round trip away from the server; the limit of the tool is far longer.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        let arriving = async {
+            while ledger.received() < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), arriving).await.unwrap();
         cancel.cancel();
     };
     assert_eq!(class(&tokio::join!(calling, cancelling).0), "unknown cancelled");

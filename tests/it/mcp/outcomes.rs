@@ -219,6 +219,17 @@ async fn b211_a_handshake_that_fails_means_that_the_call_was_not_executed() {
 }
 
 #[tokio::test]
+async fn b211_names_without_an_address_and_failed_tls_are_not_sent() {
+    let fake = FakeMcp::start().await;
+    for url in [fake.url().replace("http:", "https:"), "https://no-such-host.invalid/mcp".to_owned()] {
+        let outcome = call(&pool(), &target(&url)).await;
+        assert_eq!(class(&outcome), "not sent mcp-unreachable", "{url}: {outcome:?}");
+        assert!(format!("{outcome:?}").contains("no connection"), "{url}: {outcome:?}");
+    }
+    assert_eq!(fake.seen().len(), 0);
+}
+
+#[tokio::test]
 async fn b211_a_server_that_answers_no_handshake_costs_the_connect_time_once() {
     let fake = FakeMcp::start().await;
     fake.refuse_handshakes(Reply::Silence);
