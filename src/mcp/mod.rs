@@ -1,5 +1,15 @@
 //! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
 
+mod attempt;
+mod body;
+mod catalog;
+mod connection;
+pub mod demo;
+mod outcome;
+mod pool;
+mod transport;
+mod wire;
+
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -8,6 +18,11 @@ use url::Url;
 
 use crate::run::ids::RunUid;
 use crate::run::spec::Timeouts;
+
+pub use pool::McpPool;
+
+/// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
+pub const LOG_DIRECTIVE: &str = "rmcp=error";
 
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
@@ -47,6 +62,13 @@ pub struct McpFault {
     pub message: String,
 }
 
+impl McpFault {
+    /// A fault in words.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into() }
+    }
+}
+
 /// How the pool treats connections.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSettings {
@@ -54,6 +76,8 @@ pub struct PoolSettings {
     pub idle_close: Duration,
     /// A shared connection older than that is replaced once nobody uses it.
     pub max_age: Duration,
-    /// Largest answer that is read, in bytes.
+    /// Largest answer that is read, in bytes; of a listing each page.
     pub max_result_bytes: usize,
+    /// How long an answer may still arrive after a run with a call out was cancelled.
+    pub cancel_grace: Duration,
 }

@@ -1,10 +1,13 @@
 //! The one place that assembles what a provider is sent. The history is always valid: every call has exactly one
 //! result, results stand in call order right behind their turn.
 
+use std::collections::HashMap;
+
 use serde_json::Value;
 
 use super::envelope::Envelope;
-use super::message::Message;
+use super::ids::CallId;
+use super::message::{Content, Message};
 
 /// Everything that one model request says.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,5 +43,61 @@ pub fn prompt(envelope: &Envelope) -> Prompt {
             input_schema: tool.input_schema.clone(),
         })
         .collect();
-    Prompt { instructions: envelope.spec.instructions.clone(), messages: envelope.messages.clone(), tools }
+    Prompt { instructions: envelope.spec.instructions.clone(), messages: with_unique_ids(&envelope.messages), tools }
+}
+
+/// Labels are unique inside a turn; some providers want them unique in the whole history. A label that an earlier turn
+/// used gets its turn's number, the same on the call and on its result.
+fn with_unique_ids(messages: &[Message]) -> Vec<Message> {
+    let mut first_used: HashMap<CallId, u32> = HashMap::new();
+    let mut rename = |call_id: &mut CallId, turn: u32| {
+        let first = *first_used.entry(call_id.clone()).or_insert(turn);
+        if first != turn {
+            *call_id = CallId::new(format!("{call_id}~t{turn}"));
+        }
+    };
+    let mut messages = messages.to_vec();
+    for message in &mut messages {
+        let turn = message.turn;
+        for content in &mut message.content {
+            match content {
+                Content::ToolCall { call_id, .. } | Content::ToolResult { call_id, .. } => rename(call_id, turn),
+                Content::Text { .. } | Content::Reasoning { .. } => {}
+            }
+        }
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::run::message::Role;
+
+    #[test]
+    fn field_a024_an_id_that_repeats_in_a_later_turn_is_unique_in_what_a_provider_gets() {
+        let pair = |turn: u32| {
+            let call_id = CallId::new("call_1");
+            let call = Content::ToolCall { call_id: call_id.clone(), tool: "t".into(), input: json!({}) };
+            let result = Content::ToolResult { call_id, tool: "t".into(), output: json!("ok"), is_error: false };
+            [(Role::Assistant, call), (Role::Tool, result)].map(|(role, content)| Message {
+                position: 0,
+                turn,
+                role,
+                content: vec![content],
+            })
+        };
+        let history: Vec<Message> = pair(1).into_iter().chain(pair(2)).collect();
+        let ids: Vec<String> = with_unique_ids(&history)
+            .iter()
+            .flat_map(|message| &message.content)
+            .map(|content| match content {
+                Content::ToolCall { call_id, .. } | Content::ToolResult { call_id, .. } => call_id.to_string(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(ids, ["call_1", "call_1", "call_1~t2", "call_1~t2"]);
+    }
 }

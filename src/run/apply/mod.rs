@@ -15,10 +15,10 @@ mod turn;
 pub use admit::{NewRun, admit};
 
 use super::commit::Commit;
-use super::envelope::{Envelope, Leg};
+use super::envelope::Envelope;
 use super::fact::Fact;
 use super::refusal::Refusal;
-use super::status::Status;
+use super::step::{Step, next};
 use super::time::Timestamp;
 
 /// Changes the envelope by a fact and says what to store.
@@ -42,12 +42,12 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
     }
 }
 
-/// Refuses a fact that only the owner of a leg can know.
-fn require_working(envelope: &Envelope) -> Result<(), Refusal> {
-    match (envelope.head.status, envelope.leg) {
-        (Status::Running, Leg::Working) => Ok(()),
-        (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
-            Err(Refusal::Impossible("no leg is working"))
+/// Refuses a fact that only a leg which asks its model can know.
+fn require_asking(envelope: &Envelope) -> Result<(), Refusal> {
+    match next(envelope) {
+        Step::AskModel => Ok(()),
+        Step::BeginLeg | Step::CheckCatalog | Step::AwaitCalls | Step::Cancel | Step::Rest => {
+            Err(Refusal::Impossible("the model was not asked"))
         }
     }
 }

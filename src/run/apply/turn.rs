@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::draft::Draft;
-use super::{proceed, require_working, settle};
+use super::{proceed, require_asking, settle};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, RunError, RunOutput};
@@ -22,7 +22,7 @@ use crate::run::time::Timestamp;
 const MAX_MODEL_FAILURES: u32 = 5;
 
 pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp) -> Result<Commit, Refusal> {
-    require_working(envelope)?;
+    require_asking(envelope)?;
     let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
     for part in parts {
@@ -32,7 +32,7 @@ pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp
 }
 
 pub(super) fn failed(envelope: &mut Envelope, error: RunError, retry: bool, now: Timestamp) -> Result<Commit, Refusal> {
-    require_working(envelope)?;
+    require_asking(envelope)?;
     let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
     let state = &mut draft.envelope.head.state;
@@ -53,9 +53,9 @@ pub(super) fn ended(
     rulings: Vec<Ruling>,
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
-    require_working(envelope)?;
-    if envelope.has_executing() || rulings.len() != turn.calls.len() {
-        return Err(Refusal::Impossible("a turn ends with one ruling a call and no call out"));
+    require_asking(envelope)?;
+    if rulings.len() != turn.calls.len() {
+        return Err(Refusal::Impossible("a turn ends with one ruling a call"));
     }
     let number = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);

@@ -226,7 +226,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &SqliteRow) -> Result<Loaded, Sto
         head: head_columns(row)?.decode()?,
         messages,
         calls: Vec::new(),
-        catalog_checked: false,
+        leg: crate::run::envelope::Leg::Outside,
     };
     Ok(Loaded {
         envelope,

@@ -1,0 +1,336 @@
+//! Every setting, read once. Nobody else asks the environment.
+//!
+//! All faults are reported at once, each by the name of its setting; no value of a secret is ever printed.
+
+mod dev;
+mod reader;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use secrecy::SecretString;
+use url::Url;
+
+use crate::auth::{AuthSettings, JwksSource};
+use crate::secrets::KeyRing;
+use reader::Reader;
+
+/// Smallest shared secret, in bytes: the strength of HS256.
+const SECRET_MIN: usize = 32;
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its name in the environment.
+    pub name: &'static str,
+    /// What holds when it is not set.
+    pub default: Option<&'static str>,
+    /// Whether its value is a secret.
+    pub secret: bool,
+    /// What it is for.
+    pub about: &'static str,
+}
+
+const fn plain(name: &'static str, default: Option<&'static str>, about: &'static str) -> Setting {
+    Setting { name, default, secret: false, about }
+}
+
+const fn secret(name: &'static str, about: &'static str) -> Setting {
+    Setting { name, default: None, secret: true, about }
+}
+
+const DATABASE_URL: Setting = plain("COUNTERSIGN_DATABASE_URL", None, "postgres://… or sqlite:PATH");
+const LISTEN: Setting = plain("COUNTERSIGN_LISTEN", Some("0.0.0.0:8080"), "address and port of the HTTP server");
+const JWT_HS256_SECRET: Setting =
+    secret("COUNTERSIGN_JWT_HS256_SECRET", "shared secret of HS256 tokens, 32 bytes or more");
+const JWKS_URL: Setting = plain("COUNTERSIGN_JWKS_URL", None, "address of the issuer's key set");
+const JWKS_FILE: Setting = plain("COUNTERSIGN_JWKS_FILE", None, "file with the issuer's key set");
+const JWT_ISSUER: Setting = plain("COUNTERSIGN_JWT_ISSUER", None, "the only iss that is taken");
+const JWT_AUDIENCE: Setting = plain("COUNTERSIGN_JWT_AUDIENCE", None, "the aud that tokens must name");
+const JWT_TENANT_CLAIM: Setting =
+    plain("COUNTERSIGN_JWT_TENANT_CLAIM", Some("tenant"), "the claim that names the tenant");
+const MASTER_KEYS: Setting = secret("COUNTERSIGN_MASTER_KEYS", "keyid:base64,… (32 bytes each); the first encrypts");
+const EGRESS_ALLOW: Setting =
+    plain("COUNTERSIGN_EGRESS_ALLOW", None, "hosts and networks that may be private or plain http");
+const ALLOW_SCRIPTED_MODELS: Setting =
+    plain("COUNTERSIGN_ALLOW_SCRIPTED_MODELS", Some("false"), "whether runs may bring scripted models");
+const LEASE_S: Setting = plain("COUNTERSIGN_LEASE_S", Some("15"), "seconds without a beat until a node is dead");
+const MAX_RUNNING: Setting = plain("COUNTERSIGN_MAX_RUNNING", Some("1000"), "runs that this node drives at once");
+const TENANT_MAX_RUNNING: Setting =
+    plain("COUNTERSIGN_TENANT_MAX_RUNNING", Some("100"), "runs of one tenant that are driven at once");
+const WAKE: Setting = plain("COUNTERSIGN_WAKE", Some("notify"), "how nodes tell each other of due runs: notify or off");
+const DRAIN_S: Setting = plain("COUNTERSIGN_DRAIN_S", Some("30"), "seconds that runs may go on after SIGTERM");
+const LOG: Setting = plain("COUNTERSIGN_LOG", Some("json"), "json or text");
+const CORS_ORIGINS: Setting = plain("COUNTERSIGN_CORS_ORIGINS", None, "origins of browsers' pages, with commas");
+const MAX_BODY_BYTES: Setting = plain("COUNTERSIGN_MAX_BODY_BYTES", Some("4194304"), "largest request body");
+const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written");
+const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
+
+/// Every setting, in the order in which `countersign config` prints them.
+pub const SETTINGS: [Setting; 21] = [
+    DATABASE_URL,
+    LISTEN,
+    JWT_HS256_SECRET,
+    JWKS_URL,
+    JWKS_FILE,
+    JWT_ISSUER,
+    JWT_AUDIENCE,
+    JWT_TENANT_CLAIM,
+    MASTER_KEYS,
+    EGRESS_ALLOW,
+    ALLOW_SCRIPTED_MODELS,
+    LEASE_S,
+    MAX_RUNNING,
+    TENANT_MAX_RUNNING,
+    WAKE,
+    DRAIN_S,
+    LOG,
+    CORS_ORIGINS,
+    MAX_BODY_BYTES,
+    LOG_FILTER,
+    OTLP_ENDPOINT,
+];
+
+/// The settings of one process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `postgres://…` or `sqlite:PATH`; may hold a password.
+    pub database_url: SecretString,
+    /// Where the HTTP server listens.
+    pub listen: SocketAddr,
+    /// Where tokens come from.
+    pub auth: AuthSettings,
+    /// The master keys.
+    pub keys: Arc<KeyRing>,
+    /// Hosts and networks that may be private or plain `http`, as written.
+    pub egress_allow: Vec<String>,
+    /// Whether runs may bring scripted models.
+    pub allow_scripted_models: bool,
+    /// Seconds without a beat until a node is dead; at least 2.
+    pub lease_s: u32,
+    /// Runs that this node drives at once.
+    pub max_running: u32,
+    /// Runs of one tenant that are driven at once.
+    pub tenant_max_running: u32,
+    /// How nodes tell each other of due runs.
+    pub wake: Wake,
+    /// Seconds that runs may go on after SIGTERM.
+    pub drain_s: u32,
+    /// Form of the log.
+    pub log: LogFormat,
+    /// Which log lines are written; `None`: the default of `telemetry`.
+    pub log_filter: Option<String>,
+    /// Origins of browsers' pages that may call the API.
+    pub cors_origins: Vec<String>,
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// What the operator should know; names no secret.
+    pub warnings: Vec<String>,
+}
+
+/// How nodes tell each other of due runs, besides looking themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// Not at all.
+    Off,
+    /// Through the database.
+    Notify,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// What is wrong with one setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigFault {
+    /// The setting's name.
+    pub setting: &'static str,
+    /// What is wrong; never its value when that is a secret.
+    pub detail: String,
+}
+
+/// Everything that is wrong with the settings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigFaults(pub Vec<ConfigFault>);
+
+impl fmt::Display for ConfigFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(|fault| format!("{}: {}", fault.setting, fault.detail)).collect();
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+impl Config {
+    /// The settings of a production server. `env` answers the value of a name.
+    ///
+    /// # Errors
+    /// Every missing, weak or unreadable setting.
+    pub fn from_env(env: &impl Fn(&str) -> Option<String>) -> Result<Self, ConfigFaults> {
+        let mut reader = Reader::new(env);
+        let config = Self::read(&mut reader);
+        config.ok_or(ConfigFaults(reader.faults))
+    }
+
+    /// The database alone, for `countersign migrate`.
+    ///
+    /// # Errors
+    /// A missing or unreadable address.
+    pub fn database_from_env(env: &impl Fn(&str) -> Option<String>) -> Result<SecretString, ConfigFaults> {
+        let mut reader = Reader::new(env);
+        let url = database_url(&mut reader);
+        url.ok_or(ConfigFaults(reader.faults))
+    }
+
+    /// What `countersign token` needs.
+    ///
+    /// # Errors
+    /// The same faults as a server's.
+    pub fn auth_from_env(env: &impl Fn(&str) -> Option<String>) -> Result<AuthSettings, ConfigFaults> {
+        let mut reader = Reader::new(env);
+        let auth = auth(&mut reader);
+        auth.ok_or(ConfigFaults(reader.faults))
+    }
+
+    /// Reads everything before giving up, so that all faults are found.
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let database_url = database_url(reader);
+        let listen = reader.parsed(&LISTEN, "an address and a port like 0.0.0.0:8080");
+        let auth = auth(reader);
+        let keys = master_keys(reader);
+        let allow_scripted_models = reader.one_of(&ALLOW_SCRIPTED_MODELS, &[("true", true), ("false", false)]);
+        let lease_s = reader.number(&LEASE_S, 2, 3600);
+        let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
+        let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
+        let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
+        let drain_s = reader.number(&DRAIN_S, 0, 86_400);
+        let log = reader.one_of(&LOG, &[("json", LogFormat::Json), ("text", LogFormat::Text)]);
+        let max_body_bytes = reader.number(&MAX_BODY_BYTES, 1024, 1024 * 1024 * 1024);
+        let cors_origins = cors_origins(reader);
+        let log_filter = reader.text(&LOG_FILTER);
+        let mut warnings = Vec::new();
+        if reader.text(&OTLP_ENDPOINT).is_some() {
+            warnings.push(format!("{} is set, but this version exports no traces", OTLP_ENDPOINT.name));
+        }
+        if !reader.faults.is_empty() {
+            return None;
+        }
+        Some(Self {
+            database_url: database_url?,
+            listen: listen?,
+            auth: auth?,
+            keys: Arc::new(keys?),
+            egress_allow: reader.list(&EGRESS_ALLOW),
+            allow_scripted_models: allow_scripted_models?,
+            lease_s: lease_s?,
+            max_running: max_running?,
+            tenant_max_running: tenant_max_running?,
+            wake: wake?,
+            drain_s: drain_s?,
+            log: log?,
+            log_filter,
+            cors_origins,
+            max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
+            warnings,
+        })
+    }
+}
+
+/// The environment of this process. Text that is not UTF-8 keeps a mark that the reader refuses.
+pub fn process_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// A warning for every `COUNTERSIGN_…` variable of this process that no setting has: a typing error would
+/// otherwise silently leave a default.
+pub fn unknown_variables() -> Vec<String> {
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    warn_unknown(names)
+}
+
+fn warn_unknown(names: impl Iterator<Item = String>) -> Vec<String> {
+    let unknown = |name: &String| {
+        name.starts_with("COUNTERSIGN_") && !SETTINGS.iter().any(|setting| setting.name == name.as_str())
+    };
+    let mut warnings: Vec<String> =
+        names.filter(unknown).map(|name| format!("{name} is not a setting of this version")).collect();
+    warnings.sort();
+    warnings
+}
+
+fn database_url(reader: &mut Reader<'_>) -> Option<SecretString> {
+    let text = reader.required(&DATABASE_URL)?;
+    let is_postgres =
+        (text.starts_with("postgres://") || text.starts_with("postgresql://")) && Url::parse(&text).is_ok();
+    let is_sqlite = text.strip_prefix("sqlite:").is_some_and(|path| !path.trim_start_matches('/').is_empty());
+    if !is_postgres && !is_sqlite {
+        // The text may hold a password.
+        reader.fault(&DATABASE_URL, "is neither postgres://… nor sqlite:PATH");
+        return None;
+    }
+    Some(SecretString::from(text))
+}
+
+fn master_keys(reader: &mut Reader<'_>) -> Option<KeyRing> {
+    let text = reader.required(&MASTER_KEYS)?;
+    KeyRing::parse(&text).map_err(|fault| reader.fault(&MASTER_KEYS, fault.to_string())).ok()
+}
+
+fn auth(reader: &mut Reader<'_>) -> Option<AuthSettings> {
+    let before = reader.faults.len();
+    let hs256 = reader.text(&JWT_HS256_SECRET);
+    if let Some(secret) = &hs256
+        && secret.len() < SECRET_MIN
+    {
+        reader.fault(&JWT_HS256_SECRET, format!("is weak: {SECRET_MIN} bytes or more are needed"));
+    }
+    let jwks = match (reader.text(&JWKS_URL), reader.text(&JWKS_FILE)) {
+        (Some(_), Some(_)) => {
+            reader.fault(&JWKS_FILE, format!("cannot stand beside {}", JWKS_URL.name));
+            None
+        }
+        (Some(url), None) => jwks_url(reader, &url).map(JwksSource::Url),
+        (None, Some(path)) => Some(JwksSource::File(PathBuf::from(path))),
+        (None, None) => None,
+    };
+    if hs256.is_none() && jwks.is_none() && reader.faults.len() == before {
+        let detail = format!("is not set, and neither is {} or {}", JWKS_URL.name, JWKS_FILE.name);
+        reader.fault(&JWT_HS256_SECRET, detail);
+    }
+    let issuer = reader.required(&JWT_ISSUER);
+    let audience = reader.required(&JWT_AUDIENCE);
+    let tenant_claim = reader.required(&JWT_TENANT_CLAIM);
+    if reader.faults.len() > before {
+        return None;
+    }
+    Some(AuthSettings { hs256: hs256.map(SecretString::from), jwks, issuer, audience, tenant_claim: tenant_claim? })
+}
+
+fn jwks_url(reader: &mut Reader<'_>, text: &str) -> Option<Url> {
+    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "https" | "http") && url.has_host());
+    if url.is_none() {
+        reader.fault(&JWKS_URL, "is not an https address");
+    }
+    url
+}
+
+fn cors_origins(reader: &mut Reader<'_>) -> Vec<String> {
+    let origins = reader.list(&CORS_ORIGINS);
+    for origin in &origins {
+        let is_origin = Url::parse(origin).is_ok_and(|url| url.origin().ascii_serialization() == *origin);
+        if !is_origin {
+            reader.fault(&CORS_ORIGINS, format!("{origin:?} is not an origin like https://app.example.com"));
+        }
+    }
+    origins
+}

@@ -1,0 +1,156 @@
+//! What really happened to one attempt to send a call. The transport writes it down as it happens; the classification
+//! (`outcome.rs`) reads it. It travels inside the request object, so it needs no table and cannot be mixed up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::Notify;
+
+/// How far an attempt came. Later stages replace earlier ones; an answer is final.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Stage {
+    /// Handed to the protocol library, which has not asked the transport to send it yet.
+    Queued,
+    /// Given up while queued: the transport will refuse to send it.
+    Withdrawn,
+    /// Given to the HTTP client. From here on the server may have it.
+    Sent,
+    /// Nothing was written: no connection came about, or the address is not allowed.
+    NotConnected(String),
+    /// The server answered with a status other than 2xx.
+    Status(HttpRefusal),
+    /// Something came back, or the connection broke, and no answer to this call can be read from it.
+    Unreadable(&'static str),
+    /// A 2xx answer of the right kind is larger than the limit in bytes.
+    TooLarge(usize),
+    /// The JSON-RPC answer as the server wrote it: an object with `result` or `error`.
+    Answered(Value),
+}
+
+/// A status other than 2xx.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct HttpRefusal {
+    /// The status.
+    pub(super) status: u16,
+    /// The server's `Retry-After`, when it is a number of seconds.
+    pub(super) retry_after: Option<Duration>,
+    /// The server does not know our session any more.
+    pub(super) session_lost: bool,
+    /// The message of a JSON-RPC error in the body.
+    pub(super) message: Option<String>,
+}
+
+/// The session that a sent call belongs to: what its cancellation must carry.
+#[derive(Clone, Debug)]
+pub(super) struct Route {
+    /// The id of the request on the wire.
+    pub(super) id: Value,
+    /// The headers that the request went out with, its session among them.
+    pub(super) headers: http::HeaderMap,
+}
+
+/// One attempt to send a call.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    key: http::HeaderValue,
+    state: Mutex<(Stage, Option<Route>)>,
+    settled: Notify,
+}
+
+impl Attempt {
+    /// An attempt that carries the header `Idempotency-Key`.
+    pub(super) fn new(key: http::HeaderValue) -> Arc<Self> {
+        Arc::new(Self { key, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+    }
+
+    /// The value of the header `Idempotency-Key`.
+    pub(super) fn key(&self) -> &http::HeaderValue {
+        &self.key
+    }
+
+    /// Marks the attempt as sent. `false`: it was given up, nothing may be written.
+    pub(super) fn start(&self, route: Route) -> bool {
+        let mut state = self.state.lock();
+        if state.0 != Stage::Queued {
+            return false;
+        }
+        *state = (Stage::Sent, Some(route));
+        true
+    }
+
+    /// Writes down what became of a sent attempt; the first thing that is known stays.
+    pub(super) fn settle(&self, stage: Stage) {
+        let mut state = self.state.lock();
+        if state.0 == Stage::Sent {
+            state.0 = stage;
+            self.settled.notify_waiters();
+        }
+    }
+
+    /// Gives up: what was not sent by now never will be. Returns how far it had come.
+    pub(super) fn close(&self) -> Stage {
+        let mut state = self.state.lock();
+        let stage = state.0.clone();
+        if stage == Stage::Queued {
+            state.0 = Stage::Withdrawn;
+        }
+        stage
+    }
+
+    /// Where the request went, once it was sent.
+    pub(super) fn route(&self) -> Option<Route> {
+        self.state.lock().1.clone()
+    }
+
+    /// Ends once it is known what became of the attempt.
+    pub(super) async fn settled(&self) {
+        loop {
+            let notified = self.settled.notified();
+            if !matches!(self.state.lock().0, Stage::Queued | Stage::Sent) {
+                return;
+            }
+            notified.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt() -> Arc<Attempt> {
+        Attempt::new(http::HeaderValue::from_static("k"))
+    }
+
+    fn route() -> Route {
+        Route { id: Value::from(1), headers: http::HeaderMap::new() }
+    }
+
+    #[test]
+    fn an_attempt_given_up_in_the_queue_is_never_sent() {
+        let attempt = attempt();
+        assert_eq!(attempt.close(), Stage::Queued);
+        assert!(!attempt.start(route()));
+        assert_eq!(attempt.close(), Stage::Withdrawn);
+    }
+
+    #[test]
+    fn an_answer_outlives_whatever_comes_after_it() {
+        let attempt = attempt();
+        assert!(attempt.start(route()));
+        attempt.settle(Stage::Answered(Value::Null));
+        attempt.settle(Stage::Unreadable("cut"));
+        assert_eq!(attempt.close(), Stage::Answered(Value::Null));
+    }
+
+    #[tokio::test]
+    async fn waiting_ends_when_the_answer_is_known() {
+        let attempt = attempt();
+        assert!(attempt.start(route()));
+        let waiting = attempt.settled();
+        attempt.settle(Stage::Answered(Value::Null));
+        waiting.await;
+    }
+}

@@ -1,0 +1,339 @@
+//! One connection to one MCP server: the handshake in either era of the protocol, and one attempt of a call.
+//! Knows nothing of the pool around it.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
+    ClientConfig, ClientRequest, Implementation, JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
+};
+use rmcp::service::{
+    ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, PeerRequestOptions,
+    RunningService, ServiceError,
+};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::common::client_side_sse::ExponentialBackoff;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{ClientHandler, Peer, RoleClient};
+use secrecy::ExposeSecret as _;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::attempt::{Attempt, Stage};
+use super::catalog::CatalogCache;
+use super::outcome::Ended;
+use super::transport::TrackedClient;
+use super::wire::IDEMPOTENCY_KEY;
+use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
+use crate::net::Egress;
+
+/// The `_meta` member that carries the idempotency key.
+const META_KEY: &str = "countersign/idempotency-key";
+/// Calls of one connection that may be on their way at once; the executor's own limits are far below.
+const PARALLEL_CALLS: usize = 256;
+/// Longest wait for an answer to `server/discover`; after it the server is taken for one of the old era.
+const DISCOVER_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the library gets to see an answer that the transport saw.
+const HANDOVER: Duration = Duration::from_secs(1);
+
+/// A live connection.
+pub(super) struct Connection {
+    client: TrackedClient,
+    peer: Peer<RoleClient>,
+    service: Mutex<Option<RunningService<RoleClient, Listener>>>,
+    has_sessions: bool,
+    retired: AtomicBool,
+    /// When it was opened.
+    pub(super) opened: Instant,
+    /// The tools, as last read.
+    pub(super) catalog: CatalogCache,
+}
+
+/// What a server may tell us unasked.
+struct Listener {
+    stale: Arc<AtomicBool>,
+}
+
+impl ClientHandler for Listener {
+    fn get_info(&self) -> ClientConfig {
+        let ours = Implementation::new("countersign", env!("CARGO_PKG_VERSION"));
+        // The newest revision that still has a handshake; the newer era is asked for by `server/discover`.
+        ClientConfig::new(ClientCapabilities::default(), ours)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
+        self.stale.store(true, Ordering::Release);
+    }
+}
+
+impl Connection {
+    /// Connects and agrees on a protocol revision, within the target's connect time.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub(super) async fn open(
+        http: &reqwest::Client,
+        egress: &Egress,
+        target: &McpTarget,
+        settings: PoolSettings,
+        is_old_era: bool,
+    ) -> Result<Self, McpFault> {
+        egress.check(&target.url).map_err(|refusal| McpFault::new(refusal.to_string()))?;
+        let headers = headers_of(target)?;
+        let patience = Duration::from_millis(target.timeouts.connect_ms);
+        let client = TrackedClient::new(
+            http.clone(),
+            egress.clone(),
+            target.url.clone(),
+            settings.max_result_bytes,
+            DISCOVER_PATIENCE.min(patience / 2),
+        );
+        let stale = Arc::new(AtomicBool::new(false));
+        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
+        let lifecycle = lifecycle_of(is_old_era);
+        let opening = Listener { stale: Arc::clone(&stale) }.serve_with_lifecycle(transport, lifecycle);
+        let service = match tokio::time::timeout(patience, opening).await {
+            Ok(Ok(service)) => service,
+            Ok(Err(error)) => {
+                tracing::debug!(fault = %error, "an MCP handshake failed");
+                return Err(unreachable(client.last_fault().unwrap_or_else(|| "the handshake failed".to_owned())));
+            }
+            Err(_elapsed) => return Err(unreachable(format!("no handshake within {} ms", patience.as_millis()))),
+        };
+        let peer = service.peer().clone();
+        let version = peer.peer_info().map(|info| info.protocol_version.clone());
+        let version = version
+            .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
+            .ok_or_else(|| unreachable("it speaks a protocol revision that is not known".to_owned()))?;
+        peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
+        Ok(Self {
+            client,
+            peer,
+            has_sessions: version.has_initialize(),
+            service: Mutex::new(Some(service)),
+            retired: AtomicBool::new(false),
+            opened: Instant::now(),
+            catalog: CatalogCache::new(stale),
+        })
+    }
+
+    /// Whether the server speaks the era of sessions.
+    pub(super) fn has_sessions(&self) -> bool {
+        self.has_sessions
+    }
+
+    /// Whether calls can still be made on it.
+    pub(super) fn is_alive(&self) -> bool {
+        !self.retired.load(Ordering::Acquire) && !self.peer.is_transport_closed() && !self.client.session_lost()
+    }
+
+    /// Takes it out of use; calls that are out go on.
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+    }
+
+    /// The protocol library's handle, for listings.
+    pub(super) fn peer(&self) -> &Peer<RoleClient> {
+        &self.peer
+    }
+
+    /// Whether the server does not know our session any more.
+    pub(super) fn session_lost(&self) -> bool {
+        self.client.session_lost()
+    }
+
+    /// What a failed listing failed of.
+    pub(super) fn last_fault(&self) -> Option<String> {
+        self.client.last_fault()
+    }
+
+    /// Ends the session and the connection.
+    pub(super) async fn close(&self) {
+        self.retire();
+        let service = self.service.lock().take();
+        if let Some(service) = service
+            && let Err(error) = service.cancel().await
+        {
+            tracing::debug!(fault = %error, "a connection did not close cleanly");
+        }
+    }
+
+    /// Makes one attempt of a call and waits for its end.
+    pub(super) async fn attempt(
+        &self,
+        request: &ToolRequest,
+        limits: CallLimits,
+        cancel: &CancellationToken,
+    ) -> (Stage, Ended) {
+        let Ok(key) = HeaderValue::try_from(request.idempotency_key.as_str()) else {
+            return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
+        };
+        let attempt = Attempt::new(key);
+        // Whatever happens to this future, the call leaves the table of those that are out.
+        let _entry = Entry { client: &self.client, attempt: &attempt };
+        let options = options_of(request, limits);
+        let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
+            Ok(handle) => handle,
+            Err(_gone) => return (attempt.close(), Ended::Settled),
+        };
+        let id = handle.id.clone();
+        let mut response = pin!(handle.await_response());
+        let ended = tokio::select! {
+            biased;
+            answer = &mut response => end_of(answer.as_ref().err()),
+            () = attempt.settled() => {
+                // Normally the library has it at the same moment; it must not decide how long a call takes.
+                drop(tokio::time::timeout(HANDOVER, &mut response).await);
+                Ended::Settled
+            }
+            () = cancel.cancelled() => {
+                self.cancel(&attempt, id, limits.cancel_grace).await
+            }
+        };
+        (attempt.close(), ended)
+    }
+
+    /// Asks the server to stop, and gives an answer that is already under way the time to arrive.
+    async fn cancel(&self, attempt: &Attempt, id: RequestId, grace: Duration) -> Ended {
+        let until = Instant::now() + grace;
+        if attempt.close() != Stage::Queued {
+            // In the era of sessions a notice is sent and the answer's stream stays open. In the newer one closing the
+            // stream is the notice, so the grace comes first.
+            if self.has_sessions {
+                self.client.cancel_call(attempt, grace).await;
+            }
+            if tokio::time::timeout_at(until, attempt.settled()).await.is_ok() {
+                return Ended::Settled;
+            }
+        }
+        let params = CancelledNotificationParam::new(Some(id), Some("the run was cancelled".to_owned()));
+        if self.peer.send_notification(CancelledNotification::new(params).into()).await.is_err() {
+            tracing::debug!("the connection was gone before a call on it was cancelled");
+        }
+        Ended::Cancelled
+    }
+}
+
+/// The limits of one attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallLimits {
+    pub(super) idle: Duration,
+    pub(super) total: Duration,
+    pub(super) cancel_grace: Duration,
+}
+
+struct Entry<'a> {
+    client: &'a TrackedClient,
+    attempt: &'a Attempt,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.attempt.close();
+        self.client.forget(self.attempt);
+    }
+}
+
+fn end_of(error: Option<&ServiceError>) -> Ended {
+    match error {
+        Some(ServiceError::Timeout { .. }) => Ended::TimedOut,
+        _ => Ended::Settled,
+    }
+}
+
+fn tool_call(request: &ToolRequest, attempt: &Arc<Attempt>) -> ClientRequest {
+    let params = CallToolRequestParams::new(request.server_tool.clone()).with_arguments(request.arguments.clone());
+    let mut call = CallToolRequest::new(params);
+    call.extensions.insert(Arc::clone(attempt));
+    ClientRequest::CallToolRequest(call)
+}
+
+fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
+    let mut meta: JsonObject = request.meta.clone();
+    meta.insert(META_KEY.to_owned(), request.idempotency_key.clone().into());
+    PeerRequestOptions::with_timeout(limits.idle)
+        .reset_timeout_on_progress()
+        .with_max_total_timeout(limits.total)
+        .with_meta(RequestMetaObject::from(meta))
+}
+
+fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
+    if is_old_era {
+        return ClientLifecycleMode::Initialize;
+    }
+    ClientLifecycleMode::Auto {
+        preferred_versions: vec![ProtocolVersion::LATEST],
+        legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
+    }
+}
+
+fn config_of(target: &McpTarget, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
+    let mut resume = ExponentialBackoff::default();
+    resume.max_times = Some(5);
+    resume.base_duration = Duration::from_millis(200);
+    resume.max_delay = Some(Duration::from_secs(5));
+    let mut config = StreamableHttpClientTransportConfig::with_uri(target.url.as_str())
+        .custom_headers(headers)
+        .max_concurrent_requests(PARALLEL_CALLS)
+        // A silent new session would hide what happened to the calls of the old one: the pool reconnects instead.
+        .reinit_on_expired_session(false);
+    config.retry_config = Arc::new(resume);
+    config
+}
+
+fn headers_of(target: &McpTarget) -> Result<HashMap<HeaderName, HeaderValue>, McpFault> {
+    let mut headers = HashMap::new();
+    for (name, value) in &target.headers {
+        insert_header(&mut headers, name, value, false)?;
+    }
+    if let Some((name, secret)) = &target.secret_header {
+        insert_header(&mut headers, name, secret.expose_secret(), true)?;
+    }
+    Ok(headers)
+}
+
+/// Headers that belong to the protocol or to one hop; a tenant's value would break or bend the exchange.
+const RESERVED: [&str; 14] = [
+    "accept",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "idempotency-key",
+    "keep-alive",
+    "last-event-id",
+    "mcp-method",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "te",
+    "transfer-encoding",
+    "upgrade",
+];
+
+fn insert_header(
+    headers: &mut HashMap<HeaderName, HeaderValue>,
+    name: &str,
+    value: &str,
+    is_secret: bool,
+) -> Result<(), McpFault> {
+    let name = HeaderName::try_from(name).map_err(|_invalid| McpFault::new(format!("'{name}' is no header name")))?;
+    if RESERVED.contains(&name.as_str()) || name == IDEMPOTENCY_KEY {
+        return Err(McpFault::new(format!("the header '{name}' may not be set")));
+    }
+    let mut value = HeaderValue::try_from(value)
+        .map_err(|_invalid| McpFault::new(format!("the value of the header '{name}' cannot be sent")))?;
+    value.set_sensitive(is_secret);
+    headers.insert(name, value);
+    Ok(())
+}
+
+fn unreachable(why: String) -> McpFault {
+    McpFault::new(format!("The MCP server could not be reached: {why}."))
+}

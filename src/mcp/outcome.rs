@@ -1,0 +1,180 @@
+//! The one place that decides what a call's end means. The whole effect rule hangs on it.
+//!
+//! Every attempt ends in one of three ways, and each mistake between them has a price:
+//!
+//! - *Answered*: the server spoke about this call. Calling it unknown would stop a run for nothing; it is never sent
+//!   again by us.
+//! - *Not sent*: the call was certainly not executed. It may be sent again freely. Saying so wrongly repeats a payment.
+//! - *Unknown*: it left and nobody answered for it. Only a declared right (class, `replay`) or a person may repeat it.
+//!
+//! In doubt it is unknown. The doubts are settled in this order:
+//!
+//! 1. **How far did it come?** The transport writes down when it hands a request to the HTTP client. Before that
+//!    moment nothing can have left, whatever the error says; a call given up in the queue is barred from leaving later.
+//!    A connection that never came about (refused, DNS, TLS, a forbidden address) carried nothing either.
+//! 2. **The HTTP status, before any body.** A gateway that answers 502 may have passed the request on, and a JSON-RPC
+//!    error in its body does not change that: every 5xx, and 408, is unknown. Every 3xx (redirects are not followed)
+//!    and every other 4xx says that the request was turned away before anything was done: not sent. Among these a lost
+//!    session and a rate limit can be helped by trying again, once.
+//! 3. **The body of a 2xx.** A JSON-RPC result or error with this request's id is an answer, `isError` and schema
+//!    faults included: the call ran, it only did not do what was hoped. 202, a foreign id, HTML, half a body, a stream
+//!    that ends early: unknown. An answer that is merely too large *is* an answer: the server did the work and reports
+//!    on it, and asking a person or repeating the call would only produce the same flood. It settles as failed and
+//!    says that the call was executed.
+//! 4. **Who stopped waiting.** Our limits and a cancelled run end the wait, not the work: unknown, with the cause.
+//!
+//! A JSON-RPC error in a 2xx is *answered* even for the codes that mean "not executed" (unknown method, invalid
+//! parameters): either way nothing is repeated, and the model is told the text.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::attempt::{HttpRefusal, Stage};
+use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
+use crate::run::tool_result;
+
+/// The longest `Retry-After` that is waited for inside a call.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+/// Longest text of a server's error that is handed on, in characters.
+const MESSAGE_MAX: usize = 4_000;
+
+/// Why the wait for an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The protocol library had a response or gave up; the stage tells which.
+    Settled,
+    /// Our limits.
+    TimedOut,
+    /// The run was cancelled and the grace time passed.
+    Cancelled,
+}
+
+/// What may be tried once more, because the call was certainly not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// Nothing.
+    None,
+    /// A new connection.
+    FreshConnection,
+    /// The same, after a pause that the server asked for.
+    After(Duration),
+}
+
+/// Decides what one attempt means.
+pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>) -> (Outcome, Remedy) {
+    match stage {
+        Stage::Queued | Stage::Withdrawn => (not_sent_in_time(ended), Remedy::None),
+        Stage::NotConnected(why) => {
+            let text = format!("The MCP server could not be reached ({why}). The call was not executed.");
+            (Outcome::NotSent(ToolError::new("mcp-unreachable", text)), Remedy::FreshConnection)
+        }
+        Stage::Status(refusal) => by_status(&refusal),
+        Stage::Sent => {
+            let cause = match ended {
+                Ended::Settled => Cause::LostResponse,
+                Ended::TimedOut => Cause::TimeOut,
+                Ended::Cancelled => Cause::Cancelled,
+            };
+            (Outcome::Unknown(cause), Remedy::None)
+        }
+        Stage::Unreadable(why) => {
+            tracing::debug!(why, "a call was sent and not answered");
+            (Outcome::Unknown(Cause::LostResponse), Remedy::None)
+        }
+        Stage::TooLarge(max) => {
+            let text = format!("The call was executed, but its result is larger than {max} bytes and was discarded.");
+            (failed("result-too-large", text, None), Remedy::None)
+        }
+        Stage::Answered(message) => (by_answer(message, output_schema), Remedy::None),
+    }
+}
+
+fn not_sent_in_time(ended: Ended) -> Outcome {
+    let error = match ended {
+        Ended::Settled => ToolError::new("mcp-unreachable", "The connection ended before the call was sent."),
+        Ended::TimedOut => ToolError::new("mcp-timeout", "The call was not sent within its time limit."),
+        Ended::Cancelled => ToolError::new("cancelled", "The run was cancelled before the call was sent."),
+    };
+    Outcome::NotSent(error)
+}
+
+fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
+    let status = refusal.status;
+    // Interim statuses never end an exchange; one that does is as unknown as a gateway's.
+    if status == 408 || !(300..500).contains(&status) {
+        return (Outcome::Unknown(Cause::LostResponse), Remedy::None);
+    }
+    let code = match status {
+        401 | 403 => "mcp-unauthorized",
+        429 => "mcp-rate-limited",
+        _ => "mcp-refused",
+    };
+    let said = refusal.message.as_deref().map(|text| format!(": {}", shortened(text))).unwrap_or_default();
+    let text = format!("The MCP server refused the call with HTTP {status}{said}. It was not executed.");
+    let remedy = match refusal.retry_after {
+        _ if refusal.session_lost => Remedy::FreshConnection,
+        Some(pause) if status == 429 && pause <= RETRY_AFTER_MAX => Remedy::After(pause),
+        _ => Remedy::None,
+    };
+    (Outcome::NotSent(ToolError::new(code, text)), remedy)
+}
+
+fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
+    if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
+        let text = error.get("message").and_then(Value::as_str).unwrap_or("The MCP server answered with an error.");
+        return failed("mcp-error", shortened(text), None);
+    }
+    let output = message.get_mut("result").map(Value::take).unwrap_or_default();
+    match output.get("resultType").and_then(Value::as_str) {
+        // The server started something in the background and only promises its end.
+        Some("task") => return Outcome::Unknown(Cause::LostResponse),
+        Some("input_required") => {
+            let text = "The MCP server asked for input, which this run does not offer.";
+            return failed("input-required", text.to_owned(), Some(output));
+        }
+        _ => {}
+    }
+    if output.get("isError").and_then(Value::as_bool) == Some(true) {
+        let text = tool_result::text_of(&output);
+        let text = if text.is_empty() { "The tool failed without saying why.".to_owned() } else { shortened(&text) };
+        return failed("tool-error", text, Some(output));
+    }
+    if let Some(why) = output_schema.and_then(|schema| breaks_schema(&output, schema)) {
+        return failed("invalid-output", why, Some(output));
+    }
+    Outcome::Answered(Answer::Done { output })
+}
+
+/// Why a result does not keep what the tool's output schema promises.
+fn breaks_schema(output: &Value, schema: &Value) -> Option<String> {
+    let Some(structured) = output.get("structuredContent") else {
+        return Some("The tool promises structured content, and its result has none.".to_owned());
+    };
+    let validator = match jsonschema::validator_for(schema) {
+        Ok(validator) => validator,
+        Err(fault) => {
+            return Some(format!("The tool's output schema cannot be used: {}", shortened(&fault.to_string())));
+        }
+    };
+    validator.validate(structured).err().map(|fault| {
+        let place = fault.instance_path().to_string();
+        let place = if place.is_empty() { "/" } else { &place };
+        format!("The tool's structured content breaks its output schema at {place}: {}", shortened(&fault.to_string()))
+    })
+}
+
+fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
+    Outcome::Answered(Answer::Failed { error: ToolError::new(code, message), output })
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MESSAGE_MAX) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+#[path = "outcome_tests.rs"]
+mod tests;

@@ -1,0 +1,391 @@
+//! The HTTP half of a connection, under the protocol library.
+//!
+//! The library's own client would lose what the effect rule needs: whether a request was ever written, the status
+//! behind a JSON-RPC body, the answer's exact text. This one sends the same requests, judges the address first, sets
+//! the `Idempotency-Key`, bounds what is read, and writes into the call's `Attempt` what really happened.
+//! Knows nothing of pools, catalogs or outcomes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use dashmap::{DashMap, DashSet};
+use futures::stream::BoxStream;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use parking_lot::Mutex;
+use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
+use rmcp::transport::streamable_http_client::{
+    SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
+};
+use serde_json::{Value, json};
+use sse_stream::Sse;
+use url::Url;
+
+use super::attempt::{Attempt, HttpRefusal, Route, Stage};
+use super::body::{self, BodyFault};
+use super::wire::{
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, describe,
+    error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
+};
+use crate::net::Egress;
+
+/// Of an error's body so much is looked at, for so long: the status alone decides.
+const ERROR_PREFIX: usize = 16 * 1024;
+const ERROR_PATIENCE: Duration = Duration::from_secs(2);
+/// How often one event id may be resumed from: a server that closes every resumed stream at once would loop for ever.
+const RESUMES_PER_EVENT: u32 = 5;
+/// Longest pause between two attempts to listen for announcements.
+const LISTEN_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+/// The client of one connection.
+#[derive(Clone)]
+pub(super) struct TrackedClient {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    http: reqwest::Client,
+    egress: Egress,
+    url: Url,
+    max_bytes: usize,
+    discover_patience: Duration,
+    /// Calls that are out, by the id on the wire: a resumed stream brings answers that only the id connects.
+    calls: DashMap<String, Arc<Attempt>>,
+    /// Ids whose cancellation the server was told already.
+    told: DashSet<String>,
+    /// What the last failed request of the connection itself (handshake, listing) failed of.
+    last_fault: Mutex<Option<String>>,
+    session_lost: AtomicBool,
+    resumes: Mutex<HashMap<String, u32>>,
+    listens: AtomicU32,
+}
+
+impl TrackedClient {
+    pub(super) fn new(
+        http: reqwest::Client,
+        egress: Egress,
+        url: Url,
+        max_bytes: usize,
+        discover_patience: Duration,
+    ) -> Self {
+        let shared = Shared {
+            http,
+            egress,
+            url,
+            max_bytes,
+            discover_patience,
+            calls: DashMap::new(),
+            told: DashSet::new(),
+            last_fault: Mutex::new(None),
+            session_lost: AtomicBool::new(false),
+            resumes: Mutex::new(HashMap::new()),
+            listens: AtomicU32::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// What the last failed request of the connection itself failed of.
+    pub(super) fn last_fault(&self) -> Option<String> {
+        self.shared.last_fault.lock().clone()
+    }
+
+    /// Whether the server said that it does not know our session any more.
+    pub(super) fn session_lost(&self) -> bool {
+        self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    /// Takes a call off the table of those that are out.
+    pub(super) fn forget(&self, attempt: &Attempt) {
+        if let Some(route) = attempt.route() {
+            self.shared.calls.remove(&id_text(&route.id));
+        }
+    }
+
+    /// Tells the server that a call is not wanted any more, without ending our own wait for its answer.
+    pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
+        let Some(route) = attempt.route() else { return };
+        self.shared.told.insert(id_text(&route.id));
+        let message = json!({
+            "jsonrpc": "2.0",
+            "method": "notifications/cancelled",
+            "params": { "requestId": route.id, "reason": "the run was cancelled" },
+        });
+        let mut headers = route.headers;
+        headers.remove(IDEMPOTENCY_KEY);
+        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        match tokio::time::timeout(patience, request.send()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
+            Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
+        }
+    }
+
+    async fn post(
+        &self,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Posted {
+        if self.was_told(&message) {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        let post = Post::of(message, session)?;
+        let mut headers = headers_of(custom, post.session.as_deref())?;
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
+        if let Some(attempt) = &post.attempt {
+            headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+            let id = post.id.clone().unwrap_or_default();
+            self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
+            if !attempt.start(Route { id, headers: headers.clone() }) {
+                self.shared.calls.remove(&id_text(&post.id.clone().unwrap_or_default()));
+                return Err(fault("the call was given up before it was sent"));
+            }
+        }
+        let sent = self.send(&post, headers);
+        let result = if post.is_discover {
+            tokio::time::timeout(self.shared.discover_patience, sent)
+                .await
+                .unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
+        } else {
+            sent.await
+        };
+        if let Err(error) = &result
+            && post.attempt.is_none()
+        {
+            *self.shared.last_fault.lock() = Some(error_text(error));
+        }
+        result
+    }
+
+    async fn send(&self, post: &Post, headers: HeaderMap) -> Posted {
+        if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
+            post.settle(Stage::NotConnected(refusal.to_string()));
+            return Err(fault(refusal.to_string()));
+        }
+        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
+        let response = match request.send().await {
+            Ok(response) => response,
+            Err(error) => {
+                let text = describe(&error);
+                // Builder faults and everything up to the end of the TLS handshake: nothing was written.
+                if error.is_connect() || error.is_builder() {
+                    post.settle(Stage::NotConnected(text.clone()));
+                } else {
+                    post.settle(Stage::Unreadable("the connection broke before an answer came"));
+                }
+                return Err(fault(text));
+            }
+        };
+        let status = response.status();
+        if !status.is_success() {
+            return self.refused(post, response).await;
+        }
+        if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
+            if !post.awaits_answer {
+                return Ok(StreamableHttpPostResponse::Accepted);
+            }
+            return post.unreadable("the server accepted the request without answering it");
+        }
+        self.answered(post, response).await
+    }
+
+    /// Reads a 2xx.
+    async fn answered(&self, post: &Post, response: reqwest::Response) -> Posted {
+        if !post.awaits_answer {
+            return Ok(StreamableHttpPostResponse::Accepted);
+        }
+        let session = header_text(response.headers(), &SESSION);
+        if is_kind(response.headers(), EVENT_STREAM) {
+            let shared = Arc::clone(&self.shared);
+            let overflow = post.attempt.clone();
+            let stream = body::events(response, self.shared.max_bytes, move |event| shared.observe(event), {
+                let max = self.shared.max_bytes;
+                move || {
+                    if let Some(attempt) = &overflow {
+                        attempt.settle(Stage::TooLarge(max));
+                    }
+                }
+            });
+            return Ok(StreamableHttpPostResponse::Sse(stream, session));
+        }
+        if !is_kind(response.headers(), JSON) {
+            return post.unreadable("the answer is neither JSON nor an event stream");
+        }
+        let bytes = match body::read(response, self.shared.max_bytes).await {
+            Ok(bytes) => bytes,
+            Err(BodyFault::TooLarge) => {
+                post.settle(Stage::TooLarge(self.shared.max_bytes));
+                return Err(StreamableHttpError::ResponseBodyTooLarge { max_size: self.shared.max_bytes });
+            }
+            Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
+        };
+        let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
+            return post.unreadable("the answer is not JSON");
+        };
+        post.take_answer(value, session)
+    }
+
+    /// Reads a status that is no success: the status decides, the body only adds words.
+    async fn refused(&self, post: &Post, response: reqwest::Response) -> Posted {
+        let status = response.status();
+        let retry_after = header_text(response.headers(), &header::RETRY_AFTER)
+            .and_then(|text| text.trim().parse().ok())
+            .map(Duration::from_secs);
+        let prefix =
+            tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
+        let error =
+            serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
+        let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
+        let session_lost = post.session.is_some() && says_session_lost(status, &prefix);
+        if session_lost {
+            self.shared.session_lost.store(true, Ordering::Release);
+        }
+        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message }));
+        // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
+        if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Ok(post.discover_refused(error));
+        }
+        if session_lost {
+            return Err(StreamableHttpError::SessionExpired);
+        }
+        Err(fault(format!("the server answered HTTP {}", status.as_u16())))
+    }
+
+    /// Whether a cancellation that the library wants to send was sent by us already.
+    fn was_told(&self, message: &ClientJsonRpcMessage) -> bool {
+        let ClientJsonRpcMessage::Notification(notification) = message else { return false };
+        let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return false };
+        let Some(id) = &cancelled.params.request_id else { return false };
+        self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
+    }
+
+    async fn listen(
+        &self,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Fault> {
+        match &last_event {
+            Some(event) => {
+                if !self.shared.may_resume(event) {
+                    return Err(StreamableHttpError::ServerDoesNotSupportSse);
+                }
+            }
+            None => tokio::time::sleep(self.shared.listen_pause()).await,
+        }
+        self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
+        let mut headers = headers_of(custom, session.as_deref())?;
+        if let Some(event) = last_event {
+            let value =
+                HeaderValue::try_from(event).map_err(|_invalid| fault("an event id that no header can carry"))?;
+            headers.insert(LAST_EVENT, value);
+        }
+        let request = self.shared.http.get(self.shared.url.clone()).headers(headers);
+        let response = request.send().await.map_err(|error| fault(describe(&error)))?;
+        let status = response.status();
+        // A client error does not go away by asking again; the library ends the stream on this error only.
+        if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
+        }
+        if !status.is_success() {
+            return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
+        }
+        let shared = Arc::clone(&self.shared);
+        Ok(body::events(response, self.shared.max_bytes, move |event| shared.observe(event), || {}))
+    }
+}
+
+impl Shared {
+    /// Looks at one event on its way to the library: an answer is written down as the server wrote it.
+    fn observe(&self, event: &Sse) {
+        if !matches!(event.event.as_deref(), None | Some("" | "message")) {
+            return;
+        }
+        let Some(message) = event.data.as_deref().and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
+            return;
+        };
+        if message.get("result").is_none() && message.get("error").is_none() {
+            return;
+        }
+        if let Some(attempt) = message.get("id").and_then(|id| self.calls.get(&id_text(id))) {
+            attempt.settle(Stage::Answered(message));
+        }
+    }
+
+    fn may_resume(&self, event: &str) -> bool {
+        let mut resumes = self.resumes.lock();
+        if resumes.len() > 1000 {
+            resumes.clear();
+        }
+        let count = resumes.entry(event.to_owned()).or_insert(0);
+        *count += 1;
+        *count <= RESUMES_PER_EVENT
+    }
+
+    fn listen_pause(&self) -> Duration {
+        match self.listens.fetch_add(1, Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            count => Duration::from_secs(1 << count.min(6)).min(LISTEN_PAUSE_MAX),
+        }
+    }
+}
+
+impl StreamableHttpClient for TrackedClient {
+    type Error = TransportFault;
+
+    async fn post_message(
+        &self,
+        _uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        _auth: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Posted {
+        self.post(message, session, custom).await
+    }
+
+    async fn post_message_with_response_limits(
+        &self,
+        _uri: Arc<str>,
+        message: ClientJsonRpcMessage,
+        session: Option<Arc<str>>,
+        _auth: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+        _limits: StreamableHttpResponseLimits,
+    ) -> Posted {
+        self.post(message, session, custom).await
+    }
+
+    async fn delete_session(
+        &self,
+        _uri: Arc<str>,
+        session: Arc<str>,
+        _auth: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), Fault> {
+        // The server forgot it; telling it so again only makes noise.
+        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
+            return Ok(());
+        }
+        let headers = headers_of(custom, Some(&session))?;
+        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
+            Ok(_any_status) => Ok(()),
+            Err(error) => {
+                tracing::debug!(fault = %describe(&error), "a session could not be ended");
+                Ok(())
+            }
+        }
+    }
+
+    async fn get_stream(
+        &self,
+        _uri: Arc<str>,
+        session: Option<Arc<str>>,
+        last_event: Option<String>,
+        _auth: Option<String>,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Fault> {
+        self.listen(session, last_event, custom).await
+    }
+}

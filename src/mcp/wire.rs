@@ -1,0 +1,170 @@
+//! The messages of the transport as they stand on the wire: what must be known of one on its way out, and how the
+//! parts of an answer read. Sends nothing itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, GetExtensions, ServerJsonRpcMessage};
+use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
+use serde_json::Value;
+
+use super::attempt::{Attempt, Stage};
+
+pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+pub(super) const EVENT_STREAM: &str = "text/event-stream";
+pub(super) const JSON: &str = "application/json";
+const BOTH_KINDS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
+
+pub(super) type Fault = StreamableHttpError<TransportFault>;
+pub(super) type Posted = Result<StreamableHttpPostResponse, Fault>;
+
+/// Why a request failed: safe to log and to show, it never quotes what the server wrote.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct TransportFault(pub(super) String);
+
+pub(super) fn fault(text: impl Into<String>) -> Fault {
+    StreamableHttpError::Client(TransportFault(text.into()))
+}
+
+/// One message on its way out, and what must be known of it while it is.
+pub(super) struct Post {
+    pub(super) text: String,
+    pub(super) id: Option<Value>,
+    pub(super) attempt: Option<Arc<Attempt>>,
+    pub(super) session: Option<Arc<str>>,
+    pub(super) awaits_answer: bool,
+    pub(super) is_discover: bool,
+}
+
+impl Post {
+    pub(super) fn of(message: ClientJsonRpcMessage, session: Option<Arc<str>>) -> Result<Self, Fault> {
+        let text = serde_json::to_string(&message)?;
+        let (mut id, mut attempt, mut is_discover) = (None, None, false);
+        if let ClientJsonRpcMessage::Request(request) = &message {
+            id = Some(request.id.clone().into_json_value());
+            attempt = request.request.extensions().get::<Arc<Attempt>>().map(Arc::clone);
+            is_discover = matches!(request.request, ClientRequest::DiscoverRequest(_));
+        }
+        Ok(Self { text, awaits_answer: id.is_some(), id, attempt, session, is_discover })
+    }
+
+    pub(super) fn settle(&self, stage: Stage) {
+        if let Some(attempt) = &self.attempt {
+            attempt.settle(stage);
+        }
+    }
+
+    pub(super) fn unreadable(&self, why: &'static str) -> Posted {
+        self.settle(Stage::Unreadable(why));
+        if self.is_discover { Ok(self.old_era(why)) } else { Err(fault(why)) }
+    }
+
+    /// A JSON body: the answer to this request, or nothing that helps.
+    pub(super) fn take_answer(&self, mut value: Value, session: Option<String>) -> Posted {
+        let is_error = value.get("error").is_some_and(Value::is_object);
+        if !is_error && value.get("result").is_none() {
+            return self.unreadable("the answer is no JSON-RPC response");
+        }
+        let ours = self.id.clone().unwrap_or_default();
+        let theirs = value.get("id").cloned().unwrap_or_default();
+        // A server that could not read the id answers with none; the HTTP exchange itself tells whose error it is.
+        let nameless = is_error && theirs.is_null();
+        if !nameless && id_text(&theirs) != id_text(&ours) {
+            return self.unreadable("the answer carries another id than the request");
+        }
+        if let Some(object) = value.as_object_mut() {
+            object.insert("id".to_owned(), ours);
+        }
+        self.settle(Stage::Answered(value.clone()));
+        let message = serde_json::from_value::<ServerJsonRpcMessage>(value)
+            .map_err(|_malformed| fault("the answer is no JSON-RPC response"))?;
+        Ok(StreamableHttpPostResponse::Json(message, session))
+    }
+
+    /// The server refused `server/discover`: its own error when there is one, else one that means "old era".
+    pub(super) fn discover_refused(&self, error: Option<Value>) -> StreamableHttpPostResponse {
+        let error = error.and_then(|error| serde_json::from_value::<ErrorData>(error).ok());
+        error.map_or_else(|| self.old_era("server/discover was refused"), |error| self.discover_error(error))
+    }
+
+    pub(super) fn old_era(&self, why: &'static str) -> StreamableHttpPostResponse {
+        self.discover_error(ErrorData::invalid_request(why, None))
+    }
+
+    pub(super) fn discover_error(&self, error: ErrorData) -> StreamableHttpPostResponse {
+        let id = self.id.clone().and_then(|id| serde_json::from_value(id).ok());
+        StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, id), None)
+    }
+}
+
+pub(super) fn headers_of(custom: HashMap<HeaderName, HeaderValue>, session: Option<&str>) -> Result<HeaderMap, Fault> {
+    let mut headers: HeaderMap = custom.into_iter().collect();
+    headers.insert(header::ACCEPT, BOTH_KINDS);
+    if let Some(session) = session {
+        let value =
+            HeaderValue::try_from(session).map_err(|_invalid| fault("a session id that no header can carry"))?;
+        headers.insert(SESSION, value);
+    }
+    Ok(headers)
+}
+
+pub(super) fn header_text(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
+    headers.get(name)?.to_str().ok().map(str::to_owned)
+}
+
+pub(super) fn is_kind(headers: &HeaderMap, kind: &str) -> bool {
+    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(kind)
+}
+
+/// Ids compare as text: some servers answer `"7"` to `7`.
+pub(super) fn id_text(id: &Value) -> String {
+    id.as_str().map_or_else(|| id.to_string(), str::to_owned)
+}
+
+/// Lost sessions come as 404 (the specification), as 400 or as 401 with words about the session (common servers).
+pub(super) fn says_session_lost(status: StatusCode, body: &[u8]) -> bool {
+    match status {
+        StatusCode::NOT_FOUND | StatusCode::GONE => true,
+        StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED => {
+            String::from_utf8_lossy(body).to_ascii_lowercase().contains("session")
+        }
+        _ => false,
+    }
+}
+
+/// The innermost cause in words, without the URL (its query may carry what must not be shown).
+pub(super) fn describe(error: &reqwest::Error) -> String {
+    let mut source: &dyn std::error::Error = error;
+    while let Some(inner) = source.source() {
+        source = inner;
+    }
+    let kind = if error.is_timeout() {
+        "time-out"
+    } else if error.is_connect() {
+        "no connection"
+    } else {
+        "the connection broke"
+    };
+    if std::ptr::addr_eq(std::ptr::from_ref(source), std::ptr::from_ref(error)) {
+        kind.to_owned()
+    } else {
+        format!("{kind}: {source}")
+    }
+}
+
+pub(super) fn error_text(error: &Fault) -> String {
+    match error {
+        StreamableHttpError::Client(fault) => fault.0.clone(),
+        StreamableHttpError::SessionExpired => "the server ended the session".to_owned(),
+        StreamableHttpError::ResponseBodyTooLarge { max_size } => format!("the answer is larger than {max_size} bytes"),
+        other => {
+            tracing::debug!(fault = %other, "a request of a connection failed");
+            "the request failed".to_owned()
+        }
+    }
+}

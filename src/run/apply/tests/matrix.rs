@@ -1,0 +1,96 @@
+//! Every state by every fact: what the core says, as one table.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use super::world::*;
+use crate::run::apply;
+use crate::run::envelope::{Envelope, RunError};
+use crate::run::event::Part;
+use crate::run::fact::Fact;
+use crate::run::next;
+use crate::run::spec::CatalogPolicy;
+
+fn after(mut run: Envelope, facts: Vec<Fact>) -> Envelope {
+    for fact in facts {
+        apply(&mut run, fact, NOW).unwrap();
+    }
+    run
+}
+
+fn states() -> Vec<(&'static str, Envelope)> {
+    let asked = begun();
+    let calling = after(asked.clone(), vec![ended(&asked, turn("", &[("call_1", "charge")]))]);
+    let crashed = reloaded(&calling);
+    let held = after(crashed.clone(), vec![Fact::LegBegan]);
+    let authorized = after(held.clone(), vec![resume(&held, &["call_1"])]);
+    let checking = after(reloaded(&asked), vec![Fact::LegBegan]);
+    let parked = after(checking.clone(), vec![Fact::CatalogUnreadable { message: "refused".to_owned() }]);
+    vec![
+        ("queued", new_run(json!({}), false).0),
+        ("asking", asked.clone()),
+        ("calling", calling.clone()),
+        ("crashed while calling", crashed),
+        ("held", held),
+        ("authorized", reloaded(&authorized)),
+        ("checking catalog", checking),
+        ("parked", parked),
+        ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
+        ("cancelled", after(calling, vec![Fact::Cancelled])),
+    ]
+}
+
+fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
+    let changed = binding(&["charge"]);
+    let text = Part::TextDelta { text: "a".to_owned(), offset: 0 };
+    let error = || RunError::new("model-error", "no");
+    vec![
+        ("leg began", Fact::LegBegan),
+        ("catalog same", same_catalog(run)),
+        ("catalog changed", Fact::CatalogRead { served: Box::new(changed.clone()) }),
+        ("catalog unreadable", Fact::CatalogUnreadable { message: "refused".to_owned() }),
+        ("turn streamed", Fact::TurnStreamed { parts: vec![text] }),
+        ("turn ended, text", ended(run, turn("done", &[]))),
+        ("turn ended, call", ended(run, turn("", &[("call_1", "charge")]))),
+        ("model failed, retry", Fact::ModelFailed { error: error(), retry: true }),
+        ("model failed", Fact::ModelFailed { error: error(), retry: false }),
+        ("call done", done(key(1, 0))),
+        ("call lost", unknown(key(1, 0))),
+        ("resumed", resume(run, &[])),
+        ("resumed, retry", resume(run, &["call_1"])),
+        ("resumed, changed", resume_with(changed.clone(), &[], CatalogPolicy::Stop)),
+        ("resumed, accept", resume_with(changed, &[], CatalogPolicy::Accept)),
+        ("cancelled", Fact::Cancelled),
+    ]
+}
+
+#[test]
+fn every_state_by_every_fact_is_as_recorded() {
+    let mut table = String::new();
+    for (state, run) in states() {
+        writeln!(table, "{state} (next: {:?})", next(&run)).unwrap();
+        for (name, fact) in facts(&run) {
+            let mut tried = run.clone();
+            let said = match apply(&mut tried, fact, NOW) {
+                Err(refusal) => {
+                    assert_eq!(tried, run, "a refused fact changed the run");
+                    format!("refused: {}", refusal.code())
+                }
+                Ok(commit) => {
+                    assert_eq!(tried.head.revision, run.head.revision + 1);
+                    let reason = tried.head.status.reason().map(|reason| format!(" {reason}")).unwrap_or_default();
+                    let sends = if commit.sends.is_empty() { "" } else { ", sends" };
+                    format!(
+                        "{}{reason}{sends} [{}] then {:?}",
+                        tried.head.status.code(),
+                        kinds(&commit).join(" "),
+                        next(&tried)
+                    )
+                }
+            };
+            writeln!(table, "  {name}: {said}").unwrap();
+        }
+    }
+    insta::assert_snapshot!(table);
+}

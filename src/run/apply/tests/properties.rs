@@ -1,0 +1,205 @@
+//! Random runs that crash at every commit: the promises hold, and every run can end.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::world::*;
+use crate::run::apply;
+use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::fact::Fact;
+use crate::run::ids::CallKey;
+use crate::run::message::{Content, Role};
+use crate::run::spec::SideEffectClass;
+use crate::run::status::Status;
+use crate::run::{Step, next};
+
+/// What the world does at one step: a number picks among what is possible there.
+#[derive(Clone, Debug)]
+struct Chance {
+    pick: u8,
+    /// The process dies before the commit is stored, or right after it.
+    dies: u8,
+}
+
+fn chances() -> impl Strategy<Value = Vec<Chance>> {
+    prop::collection::vec((any::<u8>(), any::<u8>()).prop_map(|(pick, dies)| Chance { pick, dies }), 1..120)
+}
+
+/// The store and the counterparts: what is durable, and what really happened.
+struct World {
+    stored: Envelope,
+    memory: Envelope,
+    effects: HashMap<CallKey, u32>,
+    allowed: HashMap<CallKey, u32>,
+    turns_paid: u32,
+    events: i64,
+    results: u32,
+}
+
+impl World {
+    fn new() -> Self {
+        let (run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+        let mut world = Self {
+            stored: run.clone(),
+            memory: run,
+            effects: HashMap::new(),
+            allowed: HashMap::new(),
+            turns_paid: 0,
+            events: 0,
+            results: 0,
+        };
+        world.check_commit(&commit);
+        world
+    }
+
+    fn check_commit(&mut self, commit: &Commit) {
+        for event in &commit.events {
+            self.events += 1;
+            assert_eq!(event.seq, self.events, "events are numbered without a gap");
+            assert_eq!(self.results, 0, "nothing follows the result");
+            self.results += u32::from(event.body.kind() == "result");
+        }
+        assert_eq!(commit.head.last_seq, self.events);
+        assert_eq!(commit.head.status.is_terminal(), self.results == 1);
+        assert_eq!(commit.head.revision, commit.expected + 1);
+    }
+
+    /// Decide, keep, send; the process may die before the commit is stored, after it, or after the send.
+    fn step(&mut self, fact: Fact, dies: u8) {
+        let mut decided = self.memory.clone();
+        let asked = matches!(fact, Fact::TurnEnded { .. });
+        let Ok(commit) = apply(&mut decided, fact, NOW) else {
+            assert_eq!(decided, self.memory, "a refused fact changed the run");
+            return;
+        };
+        if dies < 12 {
+            self.memory = reloaded(&self.stored);
+            return;
+        }
+        self.check_commit(&commit);
+        self.turns_paid += u32::from(asked);
+        assert_eq!(decided.head.state.turns, self.turns_paid, "a committed turn is never paid for again");
+        self.stored = decided.clone();
+        self.memory = decided;
+        if dies < 24 {
+            self.memory = reloaded(&self.stored);
+            return;
+        }
+        for key in &commit.sends {
+            self.happens(*key);
+        }
+        if dies < 36 {
+            self.memory = reloaded(&self.stored);
+        }
+    }
+
+    fn happens(&mut self, key: CallKey) {
+        let call = self.memory.calls.iter().find(|call| call.key == key).unwrap();
+        let times = self.effects.entry(key).or_insert(0);
+        *times += 1;
+        let allowed = if is_harmless(call) { 3 } else { 1 } + self.allowed.get(&key).copied().unwrap_or(0);
+        assert!(*times <= allowed, "{} happened {times} times, allowed {allowed}", call.tool);
+    }
+
+    fn check_history(&self) {
+        let mut open: Vec<&str> = Vec::new();
+        for message in &self.memory.messages {
+            for content in &message.content {
+                match content {
+                    Content::ToolCall { call_id, .. } => open.push(call_id.as_str()),
+                    Content::ToolResult { call_id, .. } => {
+                        assert_eq!(open.first().copied(), Some(call_id.as_str()), "results stand in call order");
+                        open.remove(0);
+                    }
+                    Content::Text { .. } | Content::Reasoning { .. } => {}
+                }
+            }
+            if message.role == Role::Tool {
+                assert!(open.is_empty(), "every call has exactly one result");
+            }
+        }
+        assert!(open.is_empty(), "the model is never asked with an open call");
+    }
+
+    fn turn(&mut self, chance: &Chance) {
+        let (pick, dies) = (usize::from(chance.pick), chance.dies);
+        match next(&self.memory) {
+            Step::BeginLeg => self.step(Fact::LegBegan, dies),
+            Step::CheckCatalog if pick % 7 == 0 => {
+                self.step(Fact::CatalogUnreadable { message: "refused".to_owned() }, dies);
+            }
+            Step::CheckCatalog => self.step(same_catalog(&self.memory), dies),
+            Step::AskModel => {
+                self.check_history();
+                let fact = self.model_fact(pick);
+                self.step(fact, dies);
+            }
+            Step::AwaitCalls => {
+                let out: Vec<CallKey> = self.executing();
+                let key = out[pick % out.len()];
+                let fact = if pick % 5 == 0 { unknown(key) } else { done(key) };
+                self.step(fact, dies);
+            }
+            Step::Cancel => self.step(Fact::Cancelled, dies),
+            Step::Rest if self.memory.head.status.is_terminal() => {}
+            Step::Rest => self.decide(pick, dies),
+        }
+    }
+
+    fn model_fact(&self, pick: usize) -> Fact {
+        match pick % 6 {
+            0 => ended(&self.memory, turn("done", &[])),
+            1 => ended(&self.memory, turn("", &[("x", "charge")])),
+            2 => ended(&self.memory, turn("", &[("x", "charge"), ("x", "look"), ("", "put"), ("y", "nope")])),
+            3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
+            4 => Fact::ModelFailed { error: crate::run::envelope::RunError::new("model-error", "busy"), retry: true },
+            _ => ended(&self.memory, turn("", &[("x", "look")])),
+        }
+    }
+
+    /// A person authorizes one of the held calls, or nothing.
+    fn decide(&mut self, pick: usize, dies: u8) {
+        let held: Vec<Call> = self.memory.undecided().cloned().collect();
+        let named: Vec<&str> = held.iter().skip(pick % 2).map(|call| call.call_id.as_str()).collect();
+        let before = self.stored.head.revision;
+        self.step(resume(&self.memory, &named), dies);
+        // Counted only when it is stored: a decision that was never acknowledged allows nothing.
+        if self.stored.head.revision > before {
+            for call in held.iter().skip(pick % 2) {
+                *self.allowed.entry(call.key).or_insert(0) += 1;
+            }
+        }
+    }
+
+    fn executing(&self) -> Vec<CallKey> {
+        let out = |call: &&Call| matches!(call.stage, Stage::Executing { .. });
+        self.memory.calls.iter().filter(out).map(|call| call.key).collect()
+    }
+}
+
+fn is_harmless(call: &Call) -> bool {
+    call.target.as_ref().is_some_and(|target| target.replay || target.class == SideEffectClass::ReadOnly)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn b020_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances()) {
+        let mut world = World::new();
+        for chance in &chances {
+            world.turn(chance);
+        }
+        // Whatever happened, the run can end: from here on everything answers and everything is authorized.
+        for _ in 0..60 {
+            world.turn(&Chance { pick: 6, dies: 255 });
+        }
+        let status = world.memory.head.status;
+        prop_assert!(status.is_terminal(), "{status:?} {:?}", next(&world.memory));
+        prop_assert!(status != Status::Cancelled);
+    }
+}

@@ -1,0 +1,235 @@
+//! What a new owner finds, and what a person may decide.
+
+use super::world::*;
+use crate::run::apply;
+use crate::run::call::Stage;
+use crate::run::envelope::Envelope;
+use crate::run::fact::Fact;
+use crate::run::refusal::Refusal;
+use crate::run::spec::CatalogPolicy;
+use crate::run::status::{Status, SuspendReason};
+use crate::run::{Step, next};
+
+const HELD: Status = Status::Suspended(SuspendReason::ToolReconciliationRequired);
+
+/// A run whose owner died with these calls out.
+fn crashed(calls: &[(&str, &str)]) -> Envelope {
+    let mut run = begun();
+    let fact = ended(&run, turn("", calls));
+    apply(&mut run, fact, NOW).unwrap();
+    reloaded(&run)
+}
+
+fn held(calls: &[(&str, &str)]) -> Envelope {
+    let mut run = crashed(calls);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(run.head.status, HELD);
+    run
+}
+
+#[test]
+fn b007_b009_an_interrupted_call_is_held_and_nothing_is_sent() {
+    let mut run = crashed(&[("call_1", "charge")]);
+    let commit = apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(kinds(&commit), ["run-status", "tool-output", "reconciliation-required", "run-status"]);
+    assert!(commit.sends.is_empty());
+    assert_eq!(run.head.status, HELD);
+    assert_eq!(next(&run), Step::Rest);
+}
+
+#[test]
+fn b012_b013_a_resume_that_decides_nothing_leaves_the_run_as_it_was() {
+    let mut run = held(&[("call_1", "charge")]);
+    let before = run.clone();
+    for retry in [&[][..], &["call_2"], &["charge"]] {
+        let fact = resume(&run, retry);
+        assert_eq!(apply(&mut run, fact, NOW), Err(Refusal::NothingDecided));
+        assert_eq!(run, before);
+    }
+}
+
+#[test]
+fn b010_b011_an_authorized_call_is_sent_once_more_and_the_turn_is_not_asked_again() {
+    let mut run = held(&[("call_1", "charge")]);
+    let fact = resume(&run, &["call_1"]);
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(kinds(&commit), ["reconciliation-decided", "run-status"]);
+    assert_eq!(run.head.status, Status::Queued);
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(next(&run), Step::CheckCatalog);
+    let fact = same_catalog(&run);
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(commit.sends, [key(1, 0)]);
+    assert_eq!(run.calls[0].attempt, 2);
+    assert_eq!(run.head.state.usage.model_requests, 1);
+    // The authorization was for one attempt: lost again, it is held again.
+    let commit = apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    assert_eq!(run.head.status, HELD);
+    assert_eq!(kinds(&commit), ["tool-output", "reconciliation-required", "run-status"]);
+}
+
+#[test]
+fn b014_a_stored_result_is_reused_when_its_sibling_is_authorized() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, done(key(1, 0)), NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = resume(&run, &["b"]);
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = same_catalog(&run);
+    assert_eq!(apply(&mut run, fact, NOW).unwrap().sends, [key(1, 1)]);
+}
+
+#[test]
+fn b021_b022_b218_what_may_be_repeated_is_sent_again_by_itself() {
+    let mut run = crashed(&[("a", "put"), ("b", "look")]);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(run.head.status, Status::Running);
+    let fact = same_catalog(&run);
+    assert_eq!(apply(&mut run, fact, NOW).unwrap().sends, [key(1, 0), key(1, 1)]);
+}
+
+#[test]
+fn b028_a_repeatable_call_waits_beside_one_that_is_held() {
+    let mut run = held(&[("a", "put"), ("b", "charge")]);
+    assert_eq!(run.undecided().count(), 1);
+    let fact = resume(&run, &["b"]);
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = same_catalog(&run);
+    assert_eq!(apply(&mut run, fact, NOW).unwrap().sends, [key(1, 0), key(1, 1)]);
+}
+
+#[test]
+fn b212_a_lost_answer_is_asked_for_again_only_where_that_is_harmless() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "look"), ("b", "put"), ("c", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    // While nothing is held, a repeatable call goes out again with the same commit.
+    for attempt in 2..=3 {
+        assert_eq!(apply(&mut run, unknown(key(1, 0)), NOW).unwrap().sends, [key(1, 0)]);
+        assert_eq!(apply(&mut run, unknown(key(1, 1)), NOW).unwrap().sends, [key(1, 1)]);
+        assert_eq!(run.calls[0].attempt, attempt);
+    }
+    // A reader that was asked three times has failed; a writer waits for a person.
+    apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    let Stage::Failed { error, .. } = &run.calls[0].stage else { panic!("{:?}", run.calls[0].stage) };
+    assert_eq!(error.message, "outcome unknown after 3 attempts");
+    apply(&mut run, unknown(key(1, 1)), NOW).unwrap();
+    assert_eq!(run.head.status, Status::Running);
+    // b215: the sibling that is still out finishes first.
+    apply(&mut run, unknown(key(1, 2)), NOW).unwrap();
+    assert_eq!(run.head.status, HELD);
+    assert_eq!(stages(&run), ["failed", "indeterminate", "indeterminate"]);
+}
+
+#[test]
+fn b215_siblings_of_a_held_call_finish_and_what_is_pending_waits() {
+    let (mut run, _) = new_run(serde_json::json!({"max_parallel_tool_calls": 2}), true);
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "charge"), ("c", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    assert!(apply(&mut run, unknown(key(1, 0)), NOW).unwrap().sends.is_empty());
+    assert!(apply(&mut run, done(key(1, 1)), NOW).unwrap().sends.is_empty());
+    assert_eq!(stages(&run), ["indeterminate", "completed", "pending"]);
+    assert_eq!(run.head.status, HELD);
+}
+
+#[test]
+fn b017_b018_b219_a_settled_turn_is_replayed_from_the_store() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, done(key(1, 0)), NOW).unwrap();
+    let prompt = crate::run::history::prompt(&run);
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = same_catalog(&run);
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert!(commit.sends.is_empty());
+    assert_eq!(next(&run), Step::AskModel);
+    assert_eq!(crate::run::history::prompt(&run), prompt);
+}
+
+#[test]
+fn b034_b038_a_changed_catalog_refuses_the_resume_and_leaves_the_run() {
+    let mut run = held(&[("call_1", "charge")]);
+    let before = run.clone();
+    let served = binding(&["charge", "look", "put", "refund"]);
+    let fact = resume_with(served.clone(), &["call_1"], CatalogPolicy::Stop);
+    let refused = apply(&mut run, fact, NOW).unwrap_err();
+    assert_eq!(refused.to_string(), "MCP tool catalog changed across resume (added: refund).");
+    // b077, b080: an open call was made against the record, so accepting is refused too.
+    let fact = resume_with(served, &["call_1"], CatalogPolicy::Accept);
+    assert_eq!(apply(&mut run, fact, NOW).unwrap_err().code(), "mcp-catalog-changed-in-flight");
+    assert_eq!(run, before);
+}
+
+#[test]
+fn b223_a_leg_without_a_caller_parks_on_a_changed_catalog_and_a_resume_finds_it_again() {
+    let mut run = reloaded(&begun());
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = Fact::CatalogRead { served: Box::new(binding(&["charge"])) };
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(run.head.status, Status::Suspended(SuspendReason::McpCatalogChanged));
+    let fact = resume(&run, &[]);
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(run.head.status, Status::Queued);
+}
+
+#[test]
+fn b073_b075_an_accepted_change_opens_a_binding_revision_and_says_so_once() {
+    let mut run = reloaded(&begun());
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = Fact::CatalogUnreadable { message: "refused".to_owned() };
+    apply(&mut run, fact, NOW).unwrap();
+    let served = binding(&["charge", "look", "put", "refund"]);
+    let fact = resume_with(served, &[], CatalogPolicy::Accept);
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(kinds(&commit), ["binding-revised", "part", "run-status"]);
+    assert_eq!(commit.binding.as_ref().unwrap().revision, 2);
+    assert_eq!(
+        run.head.state.warnings[0].message,
+        "MCP tool catalog changed across resume (added: refund); the run's resume binding now records the new catalog."
+    );
+}
+
+#[test]
+fn b040_b081_dropping_the_entries_of_a_recorded_run_is_refused_also_with_accept() {
+    let mut run = held(&[("call_1", "charge")]);
+    let none = crate::run::binding::merge(vec![], &[]).0;
+    for policy in [CatalogPolicy::Stop, CatalogPolicy::Accept] {
+        let fact = resume_with(none.clone(), &["call_1"], policy);
+        let refused = apply(&mut run, fact, NOW).unwrap_err();
+        assert_eq!(refused.to_string(), "MCP tool catalog changed across resume (removed: charge, look, put).");
+    }
+}
+
+#[test]
+fn b224_a_run_that_kills_its_nodes_is_given_up() {
+    let mut run = reloaded(&begun());
+    run.head.crashes = 4;
+    let mut alive = run.clone();
+    apply(&mut alive, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(alive.head.status, Status::Running);
+    run.head.crashes = 5;
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!(run.head.status, Status::Failed);
+    assert_eq!(run.head.state.error.as_ref().unwrap().code, "poisoned");
+}
+
+#[test]
+fn b216_a_cancelled_run_keeps_its_unknown_calls_visible() {
+    let (mut run, _) = new_run(serde_json::json!({"max_parallel_tool_calls": 1}), true);
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let commit = apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    assert_eq!(stages(&run), ["indeterminate", "failed"]);
+    assert_eq!(run.head.status, Status::Cancelled);
+    assert_eq!(kinds(&commit), ["tool-output", "tool-output", "result"]);
+}

@@ -1,0 +1,161 @@
+//! Turns, limits, results.
+
+use serde_json::json;
+
+use super::world::*;
+use crate::run::apply;
+use crate::run::commit::Next;
+use crate::run::event::EventBody;
+use crate::run::fact::Fact;
+use crate::run::message::{Content, Role};
+use crate::run::outcome::{Answer, Outcome, ToolError};
+use crate::run::spec::FinishReason;
+use crate::run::status::{Status, StopReason};
+use crate::run::{Step, next};
+
+#[test]
+fn b002_a_turn_with_its_calls_is_one_commit_and_the_example_ends_completed() {
+    let (mut run, admitted) = new_run(json!({}), true);
+    assert_eq!(kinds(&admitted), ["run-status", "run-status", "turn-started"]);
+    assert_eq!(next(&run), Step::AskModel);
+    let fact = ended(&run, turn("", &[("call_1", "charge")]));
+    let asked = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(kinds(&asked), ["part", "part", "tool-started"]);
+    assert_eq!(asked.calls_made[0].stage.code(), "executing");
+    assert_eq!(asked.sends, [key(1, 0)]);
+    assert_eq!(next(&run), Step::AwaitCalls);
+    let settled = apply(&mut run, done(key(1, 0)), NOW).unwrap();
+    assert_eq!(kinds(&settled), ["tool-output", "turn-started"]);
+    assert_eq!(settled.messages[0].role, Role::Tool);
+    let fact = ended(&run, turn("Charged 5.", &[]));
+    let finished = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(kinds(&finished), ["part", "result"]);
+    assert_eq!(finished.next, Next::Rest);
+    assert_eq!(run.head.status, Status::Completed);
+    let usage = run.head.state.usage;
+    assert_eq!((usage.model_requests, usage.total_tokens, run.head.state.turns), (2, 30, 2));
+    assert_eq!(run.head.state.output.as_ref().unwrap().text, "Charged 5.");
+}
+
+#[test]
+fn b004_a_provider_id_that_repeats_in_a_later_turn_is_another_call() {
+    let mut run = begun();
+    for number in 1..=2 {
+        let fact = ended(&run, turn("", &[("call_1", "charge")]));
+        let commit = apply(&mut run, fact, NOW).unwrap();
+        assert_eq!(commit.sends, [key(number, 0)]);
+        apply(&mut run, done(key(number, 0)), NOW).unwrap();
+    }
+    assert_eq!(run.head.state.tool_calls, 2);
+}
+
+#[test]
+fn b207_a_provider_id_that_repeats_inside_a_turn_is_made_unique() {
+    let mut run = begun();
+    let calls = [("a", "charge"), ("a", "charge"), ("", "charge"), ("a", "look")];
+    let fact = ended(&run, turn("", &calls));
+    apply(&mut run, fact, NOW).unwrap();
+    let labels: Vec<_> = run.calls.iter().map(|call| call.call_id.as_str()).collect();
+    assert_eq!(labels, ["a", "a~2", "call_1_3", "a~3"]);
+}
+
+#[test]
+fn b016_a_failed_call_does_not_end_the_run_and_the_model_reads_its_text() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let error = ToolError::new("tool-error", "card declined");
+    let outcome = Outcome::Answered(Answer::Failed { error, output: None });
+    let commit = apply(&mut run, Fact::CallEnded { key: key(1, 0), outcome }, NOW).unwrap();
+    let Content::ToolResult { output, is_error, .. } = &commit.messages[0].content[0] else { panic!("no result") };
+    assert_eq!((output, *is_error), (&json!("card declined"), true));
+    assert_eq!(next(&run), Step::AskModel);
+}
+
+#[test]
+fn b206_a_rejected_call_is_told_and_never_sent() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "nope"), ("call_2", "look")]));
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(commit.sends, [key(1, 1)]);
+    assert!(run.calls[0].target.is_none());
+    assert!(commit.events.iter().any(|event| matches!(&event.body,
+        EventBody::ToolOutput { stage, rule: Some(rule), .. } if stage == "rejected" && rule == "unknown-tool")));
+    let commit = apply(&mut run, done(key(1, 1)), NOW).unwrap();
+    assert_eq!(commit.messages[0].content.len(), 2);
+}
+
+#[test]
+fn b209_calls_behind_the_parallel_limit_are_pending_and_follow_in_order() {
+    let (mut run, _) = new_run(json!({"max_parallel_tool_calls": 2}), true);
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "charge"), ("c", "charge")]));
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(commit.sends, [key(1, 0), key(1, 1)]);
+    assert_eq!(stages(&run), ["executing", "executing", "pending"]);
+    let commit = apply(&mut run, done(key(1, 1)), NOW).unwrap();
+    assert_eq!(commit.sends, [key(1, 2)]);
+}
+
+#[test]
+fn results_stand_in_call_order_whatever_the_order_of_the_answers() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "look"), ("c", "put")]));
+    apply(&mut run, fact, NOW).unwrap();
+    for position in [2, 0, 1] {
+        apply(&mut run, done(key(1, position)), NOW).unwrap();
+    }
+    let results = &run.messages.last().unwrap().content;
+    let order: Vec<_> = results
+        .iter()
+        .map(|content| match content {
+            Content::ToolResult { call_id, .. } => call_id.as_str(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(order, ["a", "b", "c"]);
+}
+
+#[track_caller]
+fn check_stop(limits: serde_json::Value, reason: StopReason, calls_sent: u32) {
+    let (mut run, _) = new_run(limits, true);
+    let mut sent = 0;
+    for number in 1..=5 {
+        let fact = ended(&run, turn("more", &[("a", "charge")]));
+        sent += u32::try_from(apply(&mut run, fact, NOW).unwrap().sends.len()).unwrap();
+        if run.head.status.is_terminal() {
+            break;
+        }
+        apply(&mut run, done(key(number, 0)), NOW.plus_millis(1500)).unwrap();
+        if run.head.status.is_terminal() {
+            break;
+        }
+    }
+    assert_eq!(run.head.status, Status::Stopped(reason));
+    assert_eq!(sent, calls_sent);
+    assert_eq!(run.head.state.output.as_ref().unwrap().text, "more");
+}
+
+#[test]
+fn b244_each_limit_stops_the_run_before_the_step_that_would_exceed_it() {
+    check_stop(json!({"max_turns": 2}), StopReason::MaxTurns, 2);
+    check_stop(json!({"max_tool_calls": 1}), StopReason::MaxToolCalls, 1);
+    check_stop(json!({"max_tool_calls": 0}), StopReason::MaxToolCalls, 0);
+    check_stop(json!({"max_tokens": 30}), StopReason::BudgetTokens, 2);
+    check_stop(json!({"max_duration_s": 1}), StopReason::Deadline, 1);
+}
+
+#[test]
+fn b246_a_turn_that_was_cut_off_executes_none_of_its_calls_unless_each_is_whole() {
+    let cut = |calls: &[(&str, &str)], finish_reason| {
+        let mut run = begun();
+        let turn = crate::run::message::ModelTurn { finish_reason, ..turn("half", calls) };
+        let fact = ended(&run, turn);
+        let commit = apply(&mut run, fact, NOW).unwrap();
+        (run.head.status, commit.sends.len())
+    };
+    let length = Status::Stopped(StopReason::Length);
+    assert_eq!(cut(&[], FinishReason::Length), (length, 0));
+    assert_eq!(cut(&[("a", "charge"), ("b", "nope")], FinishReason::Length), (length, 0));
+    assert_eq!(cut(&[("a", "charge")], FinishReason::Length), (Status::Running, 1));
+    assert_eq!(cut(&[], FinishReason::ContentFilter), (Status::Stopped(StopReason::ContentFilter), 0));
+}

@@ -1,0 +1,141 @@
+//! Runs to try the rules on.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::run::apply::{NewRun, admit};
+use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
+use crate::run::call::Call;
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, Leg};
+use crate::run::fact::{CallRef, Fact, Resume, Ruling};
+use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
+use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
+use crate::run::outcome::{Answer, Outcome};
+use crate::run::spec::{CatalogPolicy, FinishReason, McpEntry, RunSpec};
+use crate::run::time::Timestamp;
+
+pub(super) const NOW: Timestamp = Timestamp::from_millis(1_796_000_000_000);
+
+/// The tools of the world: `charge` may not be repeated, `look` may, `put` was declared repeatable.
+pub(super) fn binding(tools: &[&str]) -> Binding {
+    let entry: McpEntry = serde_json::from_value(json!({
+        "url": "https://billing.example.com/mcp",
+        "side_effect_class": {"look": "read_only"},
+        "replay": {"put": "idempotent"},
+    }))
+    .unwrap();
+    let served = |name: &&str| ServedTool {
+        name: (*name).to_owned(),
+        description: None,
+        input_schema: json!({"type": "object"}),
+        output_schema: None,
+    };
+    let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
+    merge(vec![entry], &[Some(Arc::new(catalog))]).0
+}
+
+pub(super) fn new_run(limits: Value, begin: bool) -> (Envelope, Commit) {
+    let spec: RunSpec = serde_json::from_value(json!({
+        "model": {"provider": "scripted", "name": "demo"},
+        "limits": limits,
+    }))
+    .unwrap();
+    let new = NewRun {
+        tenant: TenantId::parse("acme").unwrap(),
+        uid: RunUid(Uuid::from_u128(7)),
+        id: RunId::parse("r").unwrap(),
+        actor: Actor::parse("alice").unwrap(),
+        spec,
+        input: vec![(Role::User, vec![Content::Text { text: "Charge 5.".to_owned() }])],
+        binding: binding(&["charge", "look", "put"]),
+        warnings: vec![],
+        begin,
+    };
+    admit(new, NOW)
+}
+
+pub(super) fn begun() -> Envelope {
+    new_run(json!({}), true).0
+}
+
+/// What a node that loads the run finds.
+pub(super) fn reloaded(stored: &Envelope) -> Envelope {
+    Envelope { leg: Leg::Outside, ..stored.clone() }
+}
+
+pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
+    let written = |(id, tool): &(&str, &str)| WrittenCall {
+        id: (!id.is_empty()).then(|| (*id).to_owned()),
+        tool: (*tool).to_owned(),
+        arguments: r#"{"amount":5}"#.to_owned(),
+    };
+    ModelTurn {
+        reasoning: vec![],
+        text: text.to_owned(),
+        calls: calls.iter().map(written).collect(),
+        finish_reason: if calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls },
+        usage: TurnUsage { input_tokens: 10, output_tokens: 5, cached_input_tokens: 0 },
+    }
+}
+
+/// The gate of this world: known tools are admitted.
+pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
+    let rule = |call: &WrittenCall| match envelope.binding.tool(&call.tool) {
+        Some(tool) => Ruling::Admit {
+            target: crate::run::call::CallTarget {
+                backend: crate::run::call::Backend::Mcp,
+                entry: tool.entry,
+                server: "billing".to_owned(),
+                server_tool: tool.server_tool.clone(),
+                class: tool.class,
+                replay: tool.replay,
+            },
+            input: json!({"amount": 5}),
+        },
+        None => Ruling::Reject { rule: "unknown-tool", reason: "no such tool".to_owned(), input: json!({}) },
+    };
+    let rulings = turn.calls.iter().map(rule).collect();
+    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
+}
+
+pub(super) fn done(key: CallKey) -> Fact {
+    let output = json!({"content": [{"type": "text", "text": "charged 5"}]});
+    Fact::CallEnded { key, outcome: Outcome::Answered(Answer::Done { output }) }
+}
+
+pub(super) fn unknown(key: CallKey) -> Fact {
+    Fact::CallEnded { key, outcome: Outcome::Unknown(crate::run::outcome::Cause::LostResponse) }
+}
+
+pub(super) fn resume(envelope: &Envelope, retry: &[&str]) -> Fact {
+    resume_with(envelope.binding.clone(), retry, CatalogPolicy::Stop)
+}
+
+pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy) -> Fact {
+    let named = |id: &&str| CallRef { turn: None, call_id: CallId::new(*id) };
+    Fact::Resumed(Box::new(Resume {
+        actor: Actor::parse("alice").unwrap(),
+        retry: retry.iter().map(named).collect(),
+        served,
+        on_catalog_change: policy,
+    }))
+}
+
+pub(super) fn same_catalog(envelope: &Envelope) -> Fact {
+    Fact::CatalogRead { served: Box::new(envelope.binding.clone()) }
+}
+
+pub(super) fn key(turn: u32, position: u32) -> CallKey {
+    CallKey { turn, position }
+}
+
+pub(super) fn stages(envelope: &Envelope) -> Vec<&'static str> {
+    envelope.calls.iter().map(|call: &Call| call.stage.code()).collect()
+}
+
+pub(super) fn kinds(commit: &Commit) -> Vec<&'static str> {
+    commit.events.iter().map(|event| event.body.kind()).collect()
+}
