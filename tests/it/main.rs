@@ -2,6 +2,8 @@
 
 mod architecture;
 mod documents;
+mod mcp;
 mod model;
+mod runs;
 mod source;
 mod support;

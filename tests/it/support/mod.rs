@@ -1,3 +1,5 @@
 //! What several tests share.
 
+pub(crate) mod fake_mcp;
 pub(crate) mod process;
+pub(crate) mod world;
