@@ -1,0 +1,3 @@
+//! What several kinds of tests need.
+
+pub(crate) mod database;
