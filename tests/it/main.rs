@@ -6,4 +6,5 @@ mod mcp;
 mod model;
 mod runs;
 mod source;
+mod store;
 mod support;
