@@ -4,14 +4,21 @@
 
 pub mod run;
 
+pub mod clock;
 pub mod store;
 
+pub mod config;
 pub mod net;
+pub mod secrets;
 
 pub mod mcp;
 pub mod model;
 
+pub mod dispatch;
+
+pub mod commands;
+pub mod executor;
+
 pub mod auth;
-pub mod clock;
-pub mod config;
-pub mod secrets;
+
+pub mod app;

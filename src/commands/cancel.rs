@@ -28,7 +28,7 @@ impl Commands {
             }
             let commit = apply(&mut envelope, Fact::Cancelled, self.clock.now())?;
             if self.store.run_decide(&asker.tenant, uid, fence, &commit).await? {
-                self.hub.publish(&asker.tenant, uid, &commit.events);
+                self.tell(asker, uid, &commit);
                 return Ok(());
             }
         }

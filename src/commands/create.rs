@@ -49,10 +49,8 @@ impl Commands {
         let uid = self.clock.run_uid();
         let asked = self.check(request)?;
         let sealed = self.seal(asker, uid, &asked.secrets)?;
-        let catalogs = self
-            .dispatch
-            .read(&asker.tenant, uid, &asked.entries, &asked.secrets, self.catalog_max_age())
-            .await?;
+        let catalogs =
+            self.dispatch.read(&asker.tenant, uid, &asked.entries, &asked.secrets, self.catalog_max_age()).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
         warnings.extend(catalogs.warnings);
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
@@ -85,7 +83,7 @@ impl Commands {
             (Admitted::KeyUsed(answer), Some(kept)) => return replay(&kept, &answer.body_digest, answer.run_id),
             (Admitted::KeyUsed(_), None) => return Err(CommandError::KeyReused),
         }
-        self.hub.publish(&asker.tenant, uid, &commit.events);
+        self.tell(asker, uid, &commit);
         match seat {
             Some(seat) => {
                 let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
@@ -161,7 +159,12 @@ impl Commands {
         let mut faults = Faults::default();
         let id = request.id.map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
-        refuse_later_fields(&request.agent, &request.continue_from, &request.output_schema, &mut faults);
+        refuse_later_fields(
+            request.agent.as_ref(),
+            request.continue_from.as_ref(),
+            request.output_schema.as_ref(),
+            &mut faults,
+        );
         faults.require(request.tools.is_none_or(|tools| tools.is_empty()), "/tools", LATER);
         faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
         let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
@@ -238,9 +241,9 @@ impl Commands {
 }
 
 fn refuse_later_fields(
-    agent: &Option<String>,
-    continue_from: &Option<String>,
-    output_schema: &Option<serde_json::Value>,
+    agent: Option<&String>,
+    continue_from: Option<&String>,
+    output_schema: Option<&serde_json::Value>,
     faults: &mut Faults,
 ) {
     faults.require(agent.is_none(), "/agent", LATER);

@@ -34,8 +34,8 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         faults.require(known, &format!("{at}/auth/header"), "is not a header that an entry may set");
     }
     if let Some(namespace) = &request.namespace {
-        let fits = (1..=32).contains(&namespace.len())
-            && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        let fits =
+            (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
     }
     for (tool, schema) in request.input_schemas.iter().flatten() {

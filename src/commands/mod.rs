@@ -132,3 +132,12 @@ pub struct Commands {
     /// What the operator allows.
     pub allow: Allowances,
 }
+
+impl Commands {
+    /// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
+    fn tell(&self, asker: &Asker, uid: RunUid, commit: &Commit) {
+        if let Err(fault) = self.hub.publish(&asker.tenant, uid, &commit.events) {
+            tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
+        }
+    }
+}

@@ -46,7 +46,6 @@ pub struct CreateRun {
     /// A terminal run whose messages are carried over: not in this version.
     pub continue_from: Option<String>,
     /// The caller's own labels: up to 32 pairs, filterable.
-    #[schema(max_properties = 32)]
     pub metadata: Option<BTreeMap<String, String>>,
     /// Order among due runs of one tenant: higher goes first.
     #[schema(minimum = -100, maximum = 100)]

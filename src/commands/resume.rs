@@ -3,6 +3,7 @@
 use super::create::{Faults, LATER};
 use super::request::{ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands};
+use crate::run::apply;
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{CallRef, Fact, Resume};
@@ -10,7 +11,6 @@ use crate::run::ids::{CallId, RunId};
 use crate::run::refusal::Refusal;
 use crate::run::spec::McpEntry;
 use crate::run::status::Status;
-use crate::run::apply;
 use crate::store::Loaded;
 
 /// How often a decision is tried against a run that others change at the same time.
@@ -58,7 +58,7 @@ impl Commands {
                 Err(refusal) => return Err(refusal.into()),
             };
             if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
-                self.hub.publish(&asker.tenant, envelope.uid, &commit.events);
+                self.tell(asker, envelope.uid, &commit);
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
                     return Ok(Resumed::Queued);
@@ -98,10 +98,7 @@ impl Commands {
     ) -> Result<crate::run::binding::Binding, CommandError> {
         let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
-        let read = self
-            .dispatch
-            .read(&asker.tenant, envelope.uid, &entries, &secrets, self.catalog_max_age())
-            .await;
+        let read = self.dispatch.read(&asker.tenant, envelope.uid, &entries, &secrets, self.catalog_max_age()).await;
         // The connections that belong to this run alone are opened again by the leg that follows.
         self.dispatch.release(envelope.uid).await;
         Ok(merge(entries, &read?.catalogs).0)

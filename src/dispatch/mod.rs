@@ -201,7 +201,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
     meta.insert("countersign/turn".to_owned(), call.key.turn.into());
     meta.insert("countersign/call-id".to_owned(), call.call_id.as_str().into());
     meta.insert("countersign/idempotency-key".to_owned(), key.clone().into());
-    meta.insert("traceparent".to_owned(), traceparent(caller.uid, &key).into());
+    meta.insert("traceparent".to_owned(), traceparent(caller.uid, &key));
     let request = ToolRequest {
         server_tool: target.server_tool.clone(),
         arguments: call.input.as_object().cloned().unwrap_or_default(),

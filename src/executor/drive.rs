@@ -105,6 +105,7 @@ async fn drive_to_rest(
         let step = next(&drive.envelope);
         drive.may_go_on(step)?;
         match step {
+            Step::BeginLeg if drive.signals.cancel.is_cancelled() => drive.decide(Fact::Cancelled).await?,
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
             Step::AskModel => drive.ask_model().await?,
@@ -138,20 +139,12 @@ impl<'a> Drive<'a> {
     ) -> Result<Self, Stopped> {
         let (envelope, sends) = match begun {
             Some(begun) => begun,
-            None => {
-                let loaded = shared.parts.store.run_load(&claim.tenant, claim.uid).await?.ok_or(Stopped::Gone)?;
-                if loaded.fence != claim.fence {
-                    return Err(Stopped::LeaseLost);
-                }
-                if loaded.cancel_requested_by.is_some() {
-                    signals.cancel.cancel();
-                }
-                (loaded.envelope, Vec::new())
-            }
+            None => (Self::load(shared, claim, &signals).await?, Vec::new()),
         };
-        let secrets = match needs_secrets(&envelope) {
-            true => shared.parts.dispatch.secrets(&claim.tenant, claim.uid).await?,
-            false => RunSecrets::new(),
+        let secrets = if needs_secrets(&envelope) {
+            shared.parts.dispatch.secrets(&claim.tenant, claim.uid).await?
+        } else {
+            RunSecrets::new()
         };
         let caller = Caller { tenant: claim.tenant.clone(), uid: claim.uid, run: envelope.id.clone() };
         let mut drive = Self {
@@ -172,11 +165,25 @@ impl<'a> Drive<'a> {
         Ok(drive)
     }
 
+    async fn load(shared: &Shared, claim: &Claim, signals: &Signals) -> Result<Envelope, Stopped> {
+        let loaded = shared.parts.store.run_load(&claim.tenant, claim.uid).await?.ok_or(Stopped::Gone)?;
+        if loaded.fence != claim.fence {
+            return Err(Stopped::LeaseLost);
+        }
+        if loaded.cancel_requested_by.is_some() {
+            signals.cancel.cancel();
+        }
+        Ok(loaded.envelope)
+    }
+
     /// A wish to cancel ends what is out, and then the run.
     fn heed_wish(&mut self) {
-        if self.signals.cancel.is_cancelled() && self.envelope.leg != Leg::Cancelling {
-            self.envelope.leg = Leg::Cancelling;
-            self.stop_calls.cancel();
+        match self.envelope.leg {
+            Leg::CheckingCatalog | Leg::Working if self.signals.cancel.is_cancelled() => {
+                self.envelope.leg = Leg::Cancelling;
+                self.stop_calls.cancel();
+            }
+            Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => {}
         }
     }
 
@@ -189,8 +196,9 @@ impl<'a> Drive<'a> {
             Step::BeginLeg | Step::CheckCatalog | Step::AskModel if self.shared.draining.is_cancelled() => {
                 Err(Stopped::Draining)
             }
-            Step::BeginLeg | Step::CheckCatalog | Step::AskModel => Ok(()),
-            Step::AwaitCalls | Step::Cancel | Step::Rest => Ok(()),
+            Step::BeginLeg | Step::CheckCatalog | Step::AskModel | Step::AwaitCalls | Step::Cancel | Step::Rest => {
+                Ok(())
+            }
         }
     }
 
@@ -212,7 +220,7 @@ impl<'a> Drive<'a> {
 
     /// Stores a commit. While the database does not answer it is tried again, as long as the lease holds; a commit
     /// whose answer was lost is recognised by its revision, which nobody else can have written under this fence.
-    async fn keep(&self, commit: &Commit) -> Result<(), Stopped> {
+    async fn keep(&mut self, commit: &Commit) -> Result<(), Stopped> {
         let mut answer_lost = false;
         loop {
             match self.shared.parts.journal.commit(self.claim, commit.clone()).await {
@@ -231,11 +239,10 @@ impl<'a> Drive<'a> {
         }
     }
 
-    async fn is_stored(&self, commit: &Commit) -> Result<bool, Stopped> {
+    async fn is_stored(&mut self, commit: &Commit) -> Result<bool, Stopped> {
         let loaded = self.shared.parts.store.run_load(&self.claim.tenant, self.claim.uid).await?;
-        Ok(loaded.is_some_and(|run| {
-            run.fence == self.claim.fence && run.envelope.head.revision == commit.head.revision
-        }))
+        Ok(loaded
+            .is_some_and(|run| run.fence == self.claim.fence && run.envelope.head.revision == commit.head.revision))
     }
 
     /// Lets a call leave whose receipt is stored.
@@ -248,7 +255,8 @@ impl<'a> Drive<'a> {
             return Err(Stopped::LeaseLost);
         }
         let shared = Arc::clone(self.shared);
-        let (caller, binding, secrets) = (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
+        let (caller, binding, secrets) =
+            (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
         let stop = self.stop_calls.clone();
         self.calls.push(
             async move {
@@ -305,7 +313,7 @@ impl<'a> Drive<'a> {
     ///
     /// # Errors
     /// When the node drains or loses the run meanwhile.
-    pub(super) async fn pause(&self, wait: Duration) -> Result<bool, Stopped> {
+    pub(super) async fn pause(&mut self, wait: Duration) -> Result<bool, Stopped> {
         tokio::select! {
             () = sleep(wait) => Ok(false),
             () = self.signals.cancel.cancelled() => Ok(true),

@@ -6,7 +6,7 @@ use futures::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
 use super::drive::{Drive, Stopped};
-use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelRequest, ModelStream};
+use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
 use crate::run::envelope::RunError;
 use crate::run::event::Part;
 use crate::run::fact::Fact;

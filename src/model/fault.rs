@@ -196,16 +196,14 @@ fn answered(status: Option<u16>, headers: Option<&HeaderMap>, body: &str) -> Mod
         None if status.is_none() || is_error(body) => ModelErrorKind::Retryable { after },
         None => ModelErrorKind::Refused,
     };
-    let words = said.message.unwrap_or_else(|| plain(body));
-    let message = match status {
-        None => format!("the provider broke the answer off with an error: {words}"),
-        Some(code) if failed.is_none() && !is_error(body) => {
-            format!("the provider answered {} with something that is no event stream: {words}", status_text(code))
-        }
-        Some(code) if failed.is_none() => format!("the provider answered {} with an error: {words}", status_text(code)),
-        Some(code) if words.is_empty() => format!("the provider answered {}", status_text(code)),
-        Some(code) => format!("the provider answered {}: {words}", status_text(code)),
+    let what = match status {
+        None => "the provider broke the answer off with an error".to_owned(),
+        Some(code) if failed.is_some() => format!("the provider answered {}", status_text(code)),
+        Some(code) if is_error(body) => format!("the provider answered {} with an error", status_text(code)),
+        Some(code) => format!("the provider answered {} with something that is no event stream", status_text(code)),
     };
+    let words = said.message.unwrap_or_else(|| plain(body));
+    let message = if words.is_empty() { what } else { format!("{what}: {words}") };
     ModelError { kind, message }
 }
 

@@ -72,7 +72,8 @@ pub enum ModelErrorKind {
     Refused,
 }
 
-/// The parts of one turn, in order.
+/// The parts of one turn, in order. An error is the last item; a stream that ends with neither [`ModelPart::Ended`] nor
+/// an error was cut off, and is to be asked again like any other cut stream.
 pub type ModelStream = BoxStream<'static, Result<ModelPart, ModelError>>;
 
 /// One provider protocol.

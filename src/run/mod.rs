@@ -11,7 +11,16 @@
     clippy::panic,
     clippy::wildcard_enum_match_arm
 )]
-#![cfg_attr(test, allow(clippy::indexing_slicing, clippy::panic, reason = "tests state facts"))]
+#![cfg_attr(
+    test,
+    allow(
+        clippy::indexing_slicing,
+        clippy::panic,
+        clippy::arithmetic_side_effects,
+        clippy::wildcard_enum_match_arm,
+        reason = "tests state facts"
+    )
+)]
 
 pub mod apply;
 pub mod binding;

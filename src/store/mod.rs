@@ -312,8 +312,9 @@ pub trait ExecutorStore: Send + Sync {
     /// Takes due runs, fairly across tenants: at most `slots`, and at most `per_tenant` running in one tenant. Nothing,
     /// when another node is claiming at this moment, or this node was taken for dead.
     async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError>;
-    /// Gives an owned run back unchanged: due at once. `false`: it was no longer this owner's.
-    async fn run_release(&self, claim: &Claim) -> Result<bool, StoreError>;
+    /// Gives an owned run back unchanged: due at once. `crashed` counts against the run as a death of its node does.
+    /// `false`: it was no longer this owner's.
+    async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError>;
     /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError>;
     /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run

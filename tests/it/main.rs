@@ -1,4 +1,7 @@
 //! The integration tests, one binary.
 
+mod architecture;
+mod documents;
 mod model;
+mod source;
 mod support;

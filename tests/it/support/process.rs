@@ -71,11 +71,6 @@ impl Process {
         }
     }
 
-    /// The port that it listens on.
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
     /// Its address with a path, e.g. `/v1`.
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)

@@ -1,0 +1,164 @@
+//! Builds the shells from the settings, starts and stops the tasks: the one place that knows all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use secrecy::ExposeSecret;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Clock;
+use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
+use crate::config::Config;
+use crate::dispatch::Dispatch;
+use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
+use crate::mcp::{McpPool, PoolSettings};
+use crate::model::Models;
+use crate::net::{Egress, EgressAllow};
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::ids::{RunUid, TenantId};
+use crate::store::hub::Hub;
+use crate::store::journal::{Journal, JournalWriter};
+use crate::store::{Claim, Store};
+
+/// How old a catalog may be when a run is admitted or resumed, or a leg begins, in milliseconds.
+const CATALOG_MAX_AGE_MS: u64 = 2_000;
+
+/// Time to reach a server that a tenant named.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Silence after which a model stream is taken for dead.
+const MODEL_READ_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// How shared connections to MCP servers are kept.
+const POOL: PoolSettings = PoolSettings {
+    idle_close: Duration::from_mins(5),
+    max_age: Duration::from_hours(1),
+    max_result_bytes: 16 * 1024 * 1024,
+    cancel_grace: Duration::from_secs(2),
+};
+
+/// One server process, built and not yet serving.
+pub struct App {
+    /// What callers can ask for.
+    pub commands: Arc<Commands>,
+    /// Keeps runs.
+    pub store: Arc<dyn Store>,
+    /// Tells readers.
+    pub hub: Arc<Hub>,
+    /// Moves runs forward.
+    pub executor: Executor,
+    /// Cancelled when the server stops: streams end.
+    pub stopping: CancellationToken,
+    pool: Arc<McpPool>,
+    tracker: TaskTracker,
+    ended: CancellationToken,
+    drain: Duration,
+}
+
+impl App {
+    /// Opens the store, starts the tasks that every server needs, and registers the node.
+    ///
+    /// # Errors
+    /// With the setting or the part that does not work.
+    pub async fn start(config: &Config, clock: Arc<dyn Clock>, migrate: bool) -> anyhow::Result<Self> {
+        let store = crate::store::open(config.database_url.expose_secret(), migrate)
+            .await
+            .context("COUNTERSIGN_DATABASE_URL")?;
+        let allow =
+            EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;
+        let egress = Egress::new(allow);
+        let mcp_client = egress.client(CONNECT_TIMEOUT, None).context("HTTP client for MCP servers")?;
+        let model_client =
+            egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
+        let pool = McpPool::new(mcp_client, egress.clone(), POOL);
+        let dispatch = Arc::new(Dispatch::new(Arc::clone(&pool), egress, Arc::clone(&config.keys), Arc::clone(&store)));
+        let hub = Arc::new(Hub::new());
+        let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
+        let tracker = TaskTracker::new();
+        let parts = Parts {
+            store: Arc::clone(&store),
+            journal: Arc::new(journal),
+            dispatch: Arc::clone(&dispatch),
+            models: Arc::new(Models::new(model_client)),
+            clock: Arc::clone(&clock),
+            tracker: tracker.clone(),
+        };
+        let executor = Executor::new(parts, executor_settings(config));
+        let commands = Arc::new(Commands {
+            store: Arc::clone(&store),
+            hub: Arc::clone(&hub),
+            dispatch,
+            keys: Arc::clone(&config.keys),
+            clock,
+            executor: Arc::new(Local(executor.clone())),
+            allow: Allowances { scripted_models: config.allow_scripted_models, catalog_max_age_ms: CATALOG_MAX_AGE_MS },
+        });
+        let drain = Duration::from_secs(config.drain_s.into());
+        let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
+        let app = Self { commands, store, hub, executor, stopping, pool, tracker, ended, drain };
+        app.start_tasks(writer).await?;
+        Ok(app)
+    }
+
+    async fn start_tasks(&self, writer: JournalWriter) -> anyhow::Result<()> {
+        self.tracker.spawn(writer.run(self.ended.clone()));
+        self.executor.register().await.context("registering the node")?;
+        let (executor, ended) = (self.executor.clone(), self.ended.clone());
+        self.tracker.spawn(async move { executor.beat(ended).await });
+        let executor = self.executor.clone();
+        self.tracker.spawn(async move { executor.claim().await });
+        let (pool, ended) = (Arc::clone(&self.pool), self.ended.clone());
+        self.tracker.spawn(async move { pool.keep_tidy(ended).await });
+        Ok(())
+    }
+
+    /// Stops in order: streams end, runs let go at their next safe point, leases are given back, connections close.
+    pub async fn stop(self) {
+        self.stopping.cancel();
+        self.executor.drain(self.drain).await;
+        self.ended.cancel();
+        self.pool.close().await;
+        self.tracker.close();
+        if tokio::time::timeout(Duration::from_secs(5), self.tracker.wait()).await.is_err() {
+            tracing::warn!("some tasks did not end; they end with the process");
+        }
+        self.store.close().await;
+    }
+}
+
+fn executor_settings(config: &Config) -> ExecutorSettings {
+    ExecutorSettings {
+        lease: Duration::from_secs(config.lease_s.into()),
+        max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
+        tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
+        catalog_max_age: Duration::from_millis(CATALOG_MAX_AGE_MS),
+    }
+}
+
+/// The executor as commands see it.
+struct Local(Executor);
+
+impl LocalExecutor for Local {
+    fn seat(&self, tenant: &TenantId) -> Option<Seat> {
+        self.0.slot(tenant).map(|slot| Seat { node: slot.node(), slot: Box::new(slot) })
+    }
+
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit) {
+        if let Ok(slot) = seat.slot.downcast::<Slot>() {
+            self.0.begin(*slot, claim, envelope, commit);
+        } else {
+            tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
+        }
+    }
+
+    fn wake(&self) {
+        self.0.wake();
+    }
+
+    fn attend(&self, _tenant: &TenantId, uid: RunUid) {
+        self.0.cancel(uid);
+    }
+}

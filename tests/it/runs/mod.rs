@@ -1,0 +1,36 @@
+//! Whole runs, from their creation to their end.
+#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
+
+use serde_json::json;
+
+use crate::support::world::{World, asker, run_id};
+
+#[tokio::test]
+async fn b001_b005_the_first_example_completes_with_one_charge_and_one_receipt() {
+    let world = World::start().await;
+    world.create(world.charge("charge-demo")).await.unwrap();
+    let view = world.rested(&run_id("charge-demo")).await;
+    assert_eq!(view.head.status.code(), "completed");
+    assert_eq!(view.head.state.output.as_ref().unwrap().text, "Charged 5.");
+    assert_eq!((view.head.state.usage.model_requests, view.head.state.usage.total_tokens), (2, 30));
+    let charges = world.demo.ledger.entries();
+    assert_eq!(charges.len(), 1);
+    assert_eq!(json!(charges[0].arguments), json!({"amount": 5}));
+    let receipts = world.app.store.receipt_list(&asker().tenant, view.uid, None, 100).await.unwrap();
+    assert_eq!(receipts.len(), 1);
+    assert_eq!((receipts[0].key.turn, receipts[0].call_id.as_str(), receipts[0].stage.code()), (1, "call_1", "completed"));
+    let kinds: Vec<String> = world.events(&view).await.into_iter().map(|(kind, _)| kind).collect();
+    let expected = "run-status run-status turn-started part part tool-started tool-output turn-started part part result";
+    assert_eq!(kinds.join(" "), expected);
+}
+
+#[tokio::test]
+async fn the_result_is_there_after_a_restart() {
+    let world = World::start().await;
+    world.create(world.charge("charge-demo")).await.unwrap();
+    let before = world.rested(&run_id("charge-demo")).await;
+    let world = world.restart().await;
+    let after = world.view(&run_id("charge-demo")).await;
+    assert_eq!(after.head, before.head);
+    assert_eq!(world.demo.ledger.count("charge"), 1);
+}
