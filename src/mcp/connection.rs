@@ -144,11 +144,6 @@ impl Connection {
         &self.peer
     }
 
-    /// Whether the server does not know our session any more.
-    pub(super) fn session_lost(&self) -> bool {
-        self.client.session_lost()
-    }
-
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault()

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -27,6 +28,7 @@ const SLOW_MAX: Duration = Duration::from_mins(10);
 #[derive(Clone, Debug, Default)]
 pub struct DemoLedger {
     entries: Arc<Mutex<VecDeque<DemoEntry>>>,
+    received: Arc<AtomicUsize>,
 }
 
 /// One executed call.
@@ -49,6 +51,11 @@ impl DemoLedger {
     /// How often a tool was executed.
     pub fn count(&self, tool: &str) -> usize {
         self.entries.lock().iter().filter(|entry| entry.tool == tool).count()
+    }
+
+    /// How many calls arrived, executed or not.
+    pub fn received(&self) -> usize {
+        self.received.load(Ordering::SeqCst)
     }
 
     fn write(&self, entry: DemoEntry) {
@@ -91,6 +98,7 @@ impl ServerHandler for DemoServer {
         call: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
+        self.ledger.received.fetch_add(1, Ordering::SeqCst);
         let arguments = call.arguments.unwrap_or_default();
         let key = context.meta.get("countersign/idempotency-key").and_then(Value::as_str).map(str::to_owned);
         let done = |tool: &str| {

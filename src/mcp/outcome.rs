@@ -55,9 +55,11 @@ pub(super) enum Ended {
 pub(super) enum Remedy {
     /// Nothing.
     None,
-    /// A new connection.
-    FreshConnection,
-    /// The same, after a pause that the server asked for.
+    /// A new session, at once.
+    NewSession,
+    /// A new connection, after a moment: the server may just be restarting.
+    Redial,
+    /// The same connection, after a pause that the server asked for.
     After(Duration),
 }
 
@@ -67,7 +69,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>
         Stage::Queued | Stage::Withdrawn => (not_sent_in_time(ended), Remedy::None),
         Stage::NotConnected(why) => {
             let text = format!("The MCP server could not be reached ({why}). The call was not executed.");
-            (Outcome::NotSent(ToolError::new("mcp-unreachable", text)), Remedy::FreshConnection)
+            (Outcome::NotSent(ToolError::new("mcp-unreachable", text)), Remedy::Redial)
         }
         Stage::Status(refusal) => by_status(&refusal),
         Stage::Sent => {
@@ -113,7 +115,7 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
     let said = refusal.message.as_deref().map(|text| format!(": {}", shortened(text))).unwrap_or_default();
     let text = format!("The MCP server refused the call with HTTP {status}{said}. It was not executed.");
     let remedy = match refusal.retry_after {
-        _ if refusal.session_lost => Remedy::FreshConnection,
+        _ if refusal.session_lost => Remedy::NewSession,
         Some(pause) if status == 429 && pause <= RETRY_AFTER_MAX => Remedy::After(pause),
         _ => Remedy::None,
     };

@@ -108,9 +108,9 @@ fn only_a_lost_session_no_connection_and_a_short_rate_limit_are_tried_again() {
     assert_eq!(remedy(limited(11)), Remedy::None);
     assert_eq!(remedy(status(429)), Remedy::None);
     let lost = HttpRefusal { status: 404, session_lost: true, ..HttpRefusal::default() };
-    assert_eq!(remedy(Stage::Status(lost)), Remedy::FreshConnection);
+    assert_eq!(remedy(Stage::Status(lost)), Remedy::NewSession);
     assert_eq!(remedy(status(404)), Remedy::None);
-    assert_eq!(remedy(Stage::NotConnected("refused".into())), Remedy::FreshConnection);
+    assert_eq!(remedy(Stage::NotConnected("refused".into())), Remedy::Redial);
     for stage in [Stage::Sent, Stage::Unreadable("x"), status(503), status(408), Stage::TooLarge(1)] {
         assert_eq!(remedy(stage), Remedy::None);
     }

@@ -24,7 +24,9 @@ use crate::run::outcome::{Outcome, ToolError};
 /// How often unused connections are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Pause before a server that refused a connection is dialled again; it may just be restarting.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(250);
+const REDIAL_PAUSE: Duration = Duration::from_millis(250);
+/// A handshake that failed sooner than this is tried again.
+const QUICK_FAULT: Duration = Duration::from_secs(1);
 /// Remembered eras; beyond that all are forgotten, which costs one question per server.
 const ERAS_MAX: usize = 10_000;
 
@@ -111,34 +113,30 @@ impl McpPool {
         let total = Duration::from_millis(target.timeouts.call_total_ms);
         let (mut may_reconnect, mut may_wait) = (true, true);
         loop {
-            let lease = tokio::select! {
+            let dialled = Instant::now();
+            let (outcome, remedy) = tokio::select! {
                 biased;
                 () = cancel.cancelled() => return cancelled_before(),
                 lease = self.lease(tenant, target) => match lease {
-                    Ok(lease) => lease,
-                    Err(fault) => return unreachable(&fault),
+                    Ok(lease) => {
+                        let left = total.saturating_sub(started.elapsed());
+                        self.attempt(&lease, target, &request, left, &cancel).await
+                    }
+                    // A handshake that failed slowly is not repeated: the caller waited long enough.
+                    Err(fault) if dialled.elapsed() > QUICK_FAULT => return unreachable(&fault),
+                    Err(fault) => (unreachable(&fault), Remedy::Redial),
                 },
             };
-            let limits = CallLimits {
-                idle: Duration::from_millis(target.timeouts.call_ms),
-                total: total.saturating_sub(started.elapsed()),
-                cancel_grace: self.settings.cancel_grace,
-            };
-            let (stage, ended) = lease.connection.attempt(&request, limits, &cancel).await;
-            let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
-            lease.slot.touch().await;
             let pause = match remedy {
-                Remedy::FreshConnection if may_reconnect => {
+                Remedy::NewSession | Remedy::Redial if may_reconnect => {
                     may_reconnect = false;
-                    let is_refused = !lease.connection.session_lost();
-                    lease.drop_connection().await;
-                    if is_refused { RECONNECT_PAUSE } else { Duration::ZERO }
+                    if remedy == Remedy::Redial { REDIAL_PAUSE } else { Duration::ZERO }
                 }
                 Remedy::After(pause) if may_wait => {
                     may_wait = false;
                     pause
                 }
-                Remedy::None | Remedy::FreshConnection | Remedy::After(_) => return outcome,
+                Remedy::None | Remedy::NewSession | Remedy::Redial | Remedy::After(_) => return outcome,
             };
             if started.elapsed() + pause >= total {
                 return outcome;
@@ -148,6 +146,26 @@ impl McpPool {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// One attempt on a leased connection. A connection that proved useless is taken out of the pool.
+    async fn attempt(
+        &self,
+        lease: &Lease,
+        target: &McpTarget,
+        request: &ToolRequest,
+        total: Duration,
+        cancel: &CancellationToken,
+    ) -> (Outcome, Remedy) {
+        let idle = Duration::from_millis(target.timeouts.call_ms);
+        let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
+        let (stage, ended) = lease.connection.attempt(request, limits, cancel).await;
+        let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
+        lease.slot.touch().await;
+        if matches!(remedy, Remedy::NewSession | Remedy::Redial) {
+            lease.drop_connection().await;
+        }
+        (outcome, remedy)
     }
 
     /// Closes the connections that belong to one run alone.
@@ -163,10 +181,11 @@ impl McpPool {
 
     /// Closes connections that nobody uses any more, until `stop` is cancelled.
     pub async fn keep_tidy(&self, stop: CancellationToken) {
+        let every = self.settings.idle_close.clamp(SWEEP_EVERY / 50, SWEEP_EVERY);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(SWEEP_EVERY.min(self.settings.idle_close)) => self.sweep(),
+                () = tokio::time::sleep(every) => self.sweep(),
             }
         }
     }

@@ -98,7 +98,9 @@ impl TrackedClient {
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {
-            self.shared.calls.remove(&id_text(&route.id));
+            let id = id_text(&route.id);
+            self.shared.calls.remove(&id);
+            self.shared.told.remove(&id);
         }
     }
 

@@ -1,11 +1,9 @@
-//! What a row holds: the stored forms of the core's values, each with its version, and one commit turned into rows.
-//! Knows JSON and the core's types, no SQL.
+//! What a row holds: the stored forms of the core's values, each with its version. Knows JSON and the core's types, no
+//! SQL.
 //!
 //! A document is `{"v": 1, "body": …}`. A version that this program does not know is corrupt to it, never guessed at.
 //! Arguments and results of calls stand beside their document, as the JSON text that they are: a call that moves never
 //! writes its arguments again.
-
-use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,7 +12,6 @@ use serde_json::value::RawValue;
 
 use super::{StoreError, StoredEvent};
 use crate::run::call::{Call, CallTarget, Stage};
-use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::{Event, UndecidedCall};
 use crate::run::ids::{Actor, CallId, CallKey};
@@ -24,6 +21,8 @@ use crate::run::time::Timestamp;
 
 /// The version of every document that this program writes.
 const VERSION: u32 = 1;
+/// How deeply nested a value the JSON reader takes.
+const DEPTH: usize = 127;
 
 #[derive(Serialize)]
 struct Written<'a, T> {
@@ -44,7 +43,9 @@ fn corrupt(what: &'static str, detail: impl ToString) -> StoreError {
 
 /// A value as a versioned document.
 pub(super) fn encode<T: Serialize>(what: &'static str, body: &T) -> Result<String, StoreError> {
-    json_text(what, &Written { v: VERSION, body })
+    let text = json_text(what, &Written { v: VERSION, body })?;
+    // The reader takes the wrapper off before it counts.
+    readable(what, text, DEPTH + 1)
 }
 
 /// A versioned document as the value that it holds.
@@ -63,6 +64,28 @@ fn faulty(what: &'static str, fault: &serde_json::Error) -> StoreError {
 
 fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|fault| StoreError::Rejected(format!("{what} does not print: {fault}")))
+}
+
+/// Refuses what the reader would refuse: a run that is stored must load.
+fn readable(what: &'static str, text: String, most: usize) -> Result<String, StoreError> {
+    let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0_usize, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'[' | b'{' if !quoted => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    if deepest > most {
+        return Err(StoreError::Rejected(format!("{what} is nested {deepest} levels deep")));
+    }
+    Ok(text)
 }
 
 fn json_value(what: &'static str, text: &str) -> Result<Value, StoreError> {
@@ -135,7 +158,7 @@ pub(super) struct CallRow {
 }
 
 impl CallRow {
-    fn encode(call: &Call) -> Result<Self, StoreError> {
+    pub(super) fn encode(call: &Call) -> Result<Self, StoreError> {
         let (stage, output) = split_stage(&call.stage);
         let undecided_since = match &call.stage {
             Stage::Indeterminate { since, .. } if call.is_undecided() => Some(since.as_millis()),
@@ -155,13 +178,15 @@ impl CallRow {
             pos: call.key.position.into(),
             stage: call.stage.code(),
             undecided_since,
-            input: json_text("call input", &call.input)?,
+            input: readable("call input", json_text("call input", &call.input)?, DEPTH)?,
             body: encode("call", &document)?,
-            output: output.map(|output| json_text("call output", output)).transpose()?,
+            output: output
+                .map(|output| readable("call output", json_text("call output", output)?, DEPTH))
+                .transpose()?,
         })
     }
 
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.input.len() + self.body.len() + self.output.as_ref().map_or(0, String::len)
     }
 }
@@ -258,140 +283,10 @@ impl HeadColumns {
     }
 }
 
-/// A row of `events`.
-#[derive(Clone, Debug)]
-pub(super) struct EventRow {
-    pub(super) at: i64,
-    pub(super) event: Arc<StoredEvent>,
-}
-
 /// An event as readers get it.
 pub(super) fn stored_event(event: &Event) -> Result<StoredEvent, StoreError> {
     let body = json_text("event", event)?;
     Ok(StoredEvent { seq: event.seq, kind: event.body.kind().to_owned(), body })
-}
-
-/// One commit as rows. Made by the writer's own task, so that the one task that talks to the database only copies.
-#[derive(Clone, Debug)]
-pub struct CommitRows {
-    pub(super) expected: i64,
-    /// Number of the last event before this commit.
-    pub(super) base_seq: i64,
-    pub(super) status: &'static str,
-    pub(super) reason: Option<&'static str>,
-    pub(super) terminal: bool,
-    pub(super) last_seq: i64,
-    pub(super) attempt: i64,
-    pub(super) crashes: i64,
-    pub(super) state: String,
-    pub(super) created_at: i64,
-    pub(super) updated_at: i64,
-    pub(super) finished_at: Option<i64>,
-    /// Whether the owner lets go of the run.
-    pub(super) lets_go: bool,
-    /// Milliseconds until the run is due, counted by the database's clock; `None`: it rests.
-    pub(super) due_in: Option<i64>,
-    pub(super) messages: Vec<(i64, String)>,
-    pub(super) calls: Vec<CallRow>,
-    pub(super) events: Vec<EventRow>,
-    pub(super) binding: Option<(i64, String)>,
-}
-
-impl CommitRows {
-    /// # Errors
-    /// `Rejected` when the commit contradicts itself: its revision or its event numbers do not follow.
-    pub fn encode(commit: &Commit) -> Result<Self, StoreError> {
-        let head = &commit.head;
-        let (lets_go, due_in) = next_columns(commit);
-        Ok(Self {
-            expected: commit.expected,
-            base_seq: base_seq(commit)?,
-            status: head.status.code(),
-            reason: head.status.reason(),
-            terminal: head.status.is_terminal(),
-            last_seq: head.last_seq,
-            attempt: head.attempt.into(),
-            crashes: head.crashes.into(),
-            state: encode("head", &head.state)?,
-            created_at: head.created_at.as_millis(),
-            updated_at: head.updated_at.as_millis(),
-            finished_at: head.finished_at.map(Timestamp::as_millis),
-            lets_go,
-            due_in,
-            messages: commit
-                .messages
-                .iter()
-                .map(|message| Ok((i64::from(message.position), encode("message", message)?)))
-                .collect::<Result<_, StoreError>>()?,
-            calls: call_rows(commit)?,
-            events: commit
-                .events
-                .iter()
-                .map(|event| Ok(EventRow { at: event.at.as_millis(), event: Arc::new(stored_event(event)?) }))
-                .collect::<Result<_, StoreError>>()?,
-            binding: match &commit.binding {
-                Some(binding) => Some((i64::from(binding.revision), encode("binding", binding)?)),
-                None => None,
-            },
-        })
-    }
-
-    /// The same rows for a run that nobody owns: whoever is to go on with it is due now.
-    pub(super) fn of_nobody(mut self) -> Self {
-        if !self.lets_go {
-            self.lets_go = true;
-            self.due_in = Some(0);
-        }
-        self
-    }
-
-    /// How many rows it writes.
-    pub(super) fn rows(&self) -> usize {
-        1 + self.messages.len() + self.calls.len() + self.events.len() + usize::from(self.binding.is_some())
-    }
-
-    /// About how many bytes it writes.
-    pub(super) fn bytes(&self) -> usize {
-        let messages: usize = self.messages.iter().map(|(_, body)| body.len()).sum();
-        let calls: usize = self.calls.iter().map(CallRow::bytes).sum();
-        let events: usize = self.events.iter().map(|row| row.event.body.len()).sum();
-        self.state.len() + messages + calls + events + self.binding.as_ref().map_or(0, |(_, body)| body.len())
-    }
-}
-
-/// A due time is kept as the delay that the core decided, so that only one clock, the database's, says when it is over.
-fn next_columns(commit: &Commit) -> (bool, Option<i64>) {
-    if commit.head.status.is_terminal() {
-        return (true, None);
-    }
-    match commit.next {
-        Next::Owner => (false, None),
-        Next::Due(at) => (true, Some(at.millis_since(commit.head.updated_at))),
-        Next::Rest => (true, None),
-    }
-}
-
-/// Checks that revision and event numbers follow, and says the last number before.
-fn base_seq(commit: &Commit) -> Result<i64, StoreError> {
-    let mut seq = commit.head.last_seq.saturating_sub(i64::try_from(commit.events.len()).unwrap_or(i64::MAX));
-    let base = seq;
-    for event in &commit.events {
-        seq = seq.saturating_add(1);
-        if event.seq != seq {
-            return Err(StoreError::Rejected(format!("event {} stands where {seq} should", event.seq)));
-        }
-    }
-    if base < 0 || commit.head.revision != commit.expected.saturating_add(1) {
-        return Err(StoreError::Rejected("the commit's numbers do not follow".to_owned()));
-    }
-    Ok(base)
-}
-
-/// A call that was made and moved by one commit is one row: its last stage.
-fn call_rows(commit: &Commit) -> Result<Vec<CallRow>, StoreError> {
-    let moved = |key: CallKey| commit.calls_moved.iter().any(|call| call.key == key);
-    let made = commit.calls_made.iter().filter(|call| !moved(call.key));
-    made.chain(&commit.calls_moved).map(CallRow::encode).collect()
 }
 
 /// The calls of the last turn, and any earlier one that still waits for a person.

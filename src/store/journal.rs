@@ -91,6 +91,13 @@ impl Journal {
     }
 }
 
+impl Journal {
+    /// How many commits are queued behind the batch that is under way: what a load gauge shows.
+    pub fn waiting(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
+    }
+}
+
 impl JournalWriter {
     /// Writes until `cancel`, then takes no more, stores what waits, and ends. Ends too when all senders are gone.
     pub async fn run(mut self, cancel: CancellationToken) {

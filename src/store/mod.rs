@@ -13,9 +13,11 @@ mod codec;
 mod fault;
 pub mod hub;
 pub mod journal;
+mod postgres;
+mod rows;
 mod sqlite;
 
-pub use codec::CommitRows;
+pub use rows::CommitRows;
 
 use crate::run::binding::CatalogRecord;
 use crate::run::call::Call;
@@ -337,6 +339,9 @@ pub async fn open(url: &str, migrate: bool) -> Result<Arc<dyn Store>, StoreError
         let path = path.strip_prefix("//").unwrap_or(path);
         return Ok(Arc::new(sqlite::SqliteStore::open(std::path::Path::new(path), migrate).await?));
     }
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(Arc::new(postgres::PostgresStore::open(url, migrate).await?));
+    }
     Err(StoreError::Misconfigured("a database URL is postgres://… or sqlite:PATH".to_owned()))
 }
 
@@ -351,13 +356,18 @@ where
     }
     connection.ensure_migrations_table(&migrator.table_name).await?;
     let applied = connection.list_applied_migrations(&migrator.table_name).await?;
-    let known: Vec<i64> = migrator.iter().map(|migration| migration.version).collect();
-    if let Some(newer) = applied.iter().find(|migration| !known.contains(&migration.version)) {
-        let text = format!("the schema is newer than this version: it has migration {}", newer.version);
-        return Err(StoreError::Misconfigured(text));
+    let misfit = |text: String| Err(StoreError::Misconfigured(text));
+    for done in &applied {
+        match migrator.iter().find(|known| known.version == done.version) {
+            None => return misfit(format!("the schema is newer than this version: it has migration {}", done.version)),
+            Some(known) if known.checksum != done.checksum => {
+                return misfit(format!("migration {} is not the one that was applied", done.version));
+            }
+            Some(_) => {}
+        }
     }
-    match known.iter().find(|version| !applied.iter().any(|migration| migration.version == **version)) {
-        Some(missing) => Err(StoreError::Misconfigured(format!("the schema lacks migration {missing}: migrate first"))),
+    match migrator.iter().find(|known| !applied.iter().any(|done| done.version == known.version)) {
+        Some(missing) => misfit(format!("the schema lacks migration {}: migrate first", missing.version)),
         None => Ok(()),
     }
 }

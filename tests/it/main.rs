@@ -2,6 +2,9 @@
 
 mod architecture;
 mod documents;
+mod mcp;
 mod model;
+mod runs;
 mod source;
+mod store;
 mod support;

@@ -37,6 +37,11 @@ impl SourceFile {
         self.module().first().copied().unwrap_or_default().to_owned()
     }
 
+    /// Whether the whole file is compiled for tests only: `tests.rs`, or a file in a folder `tests`.
+    pub(crate) fn is_for_tests(&self) -> bool {
+        self.module().contains(&"tests")
+    }
+
     pub(crate) fn tokens(&self) -> Vec<Token> {
         tokens(&self.text)
     }
@@ -272,5 +277,8 @@ mod tests {
         assert_eq!(SourceFile::made_up("store/sqlite/runs.rs", "").module(), ["store", "sqlite", "runs"]);
         assert_eq!(SourceFile::made_up("store/mod.rs", "").module(), ["store"]);
         assert_eq!(SourceFile::made_up("clock.rs", "").area(), "clock");
+        assert!(SourceFile::made_up("auth/tests.rs", "").is_for_tests());
+        assert!(SourceFile::made_up("run/apply/tests/turns.rs", "").is_for_tests());
+        assert!(!SourceFile::made_up("run/apply/turn.rs", "").is_for_tests());
     }
 }

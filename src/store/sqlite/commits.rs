@@ -6,7 +6,8 @@ use sqlx::{Sqlite, Transaction};
 use super::{SqliteStore, now_ms};
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
-use crate::store::codec::{CallRow, CommitRows, EventRow};
+use crate::store::codec::CallRow;
+use crate::store::rows::{CommitRows, EventRow};
 use crate::store::{OwnedCommit, StoreError};
 
 /// The columns of a run that a commit sets. A wish to cancel that the leaving owner has not read makes the run due at

@@ -10,7 +10,8 @@ use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
-use crate::store::codec::{self, CommitRows, HeadColumns};
+use crate::store::codec::{self, HeadColumns};
+use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, SealedSecret, StoreError};
 
 pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Result<Admitted, StoreError> {

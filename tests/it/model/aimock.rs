@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! Both protocols as aimock speaks them, a server nobody here wrote; its answers stand in `tests/world/aimock`.
 
 use std::process::Command;
@@ -93,6 +92,3 @@ async fn thoughts_and_the_length_limit_are_told_apart_from_an_answer() {
         assert_eq!(turn.finish_reason, FinishReason::Length, "{provider:?}");
     }
 }
-=======
-
->>>>>>> dd454ffb85fe55e064dd9b96cf21009c9c89dd18

@@ -1,6 +1,9 @@
 //! Whole runs, from their creation to their end.
 #![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
+mod boundary;
+mod catalogs;
+
 use serde_json::json;
 
 use crate::support::world::{World, asker, run_id};
@@ -18,9 +21,13 @@ async fn b001_b005_the_first_example_completes_with_one_charge_and_one_receipt()
     assert_eq!(json!(charges[0].arguments), json!({"amount": 5}));
     let receipts = world.app.store.receipt_list(&asker().tenant, view.uid, None, 100).await.unwrap();
     assert_eq!(receipts.len(), 1);
-    assert_eq!((receipts[0].key.turn, receipts[0].call_id.as_str(), receipts[0].stage.code()), (1, "call_1", "completed"));
+    assert_eq!(
+        (receipts[0].key.turn, receipts[0].call_id.as_str(), receipts[0].stage.code()),
+        (1, "call_1", "completed")
+    );
     let kinds: Vec<String> = world.events(&view).await.into_iter().map(|(kind, _)| kind).collect();
-    let expected = "run-status run-status turn-started part part tool-started tool-output turn-started part part result";
+    let expected =
+        "run-status run-status turn-started part part tool-started tool-output turn-started part part result";
     assert_eq!(kinds.join(" "), expected);
 }
 

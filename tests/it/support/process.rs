@@ -33,7 +33,7 @@ impl Process {
     pub(crate) async fn start(command: impl Fn(u16) -> Command) -> Self {
         let mut last = String::new();
         for _ in 0..STARTS {
-            let mut process = Self::spawn(&command);
+            let mut process = Self::spawn(free_port(), &command);
             match process.ready().await {
                 Ok(()) => return process,
                 Err(fault) => last = format!("{fault}\n{}", process.output()),
@@ -42,8 +42,19 @@ impl Process {
         panic!("the server did not start: {last}");
     }
 
-    fn spawn(command: &impl Fn(u16) -> Command) -> Self {
-        let port = free_port();
+    /// Starts what `command` builds on a certain port, e.g. the one that a server before it had.
+    ///
+    /// # Panics
+    /// With the program's output, when it ends or does not answer in time.
+    pub(crate) async fn start_on(port: u16, command: impl Fn(u16) -> Command) -> Self {
+        let mut process = Self::spawn(port, &command);
+        if let Err(fault) = process.ready().await {
+            panic!("the server did not start: {fault}\n{}", process.output());
+        }
+        process
+    }
+
+    fn spawn(port: u16, command: &impl Fn(u16) -> Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the log");
         let log = folder.path().join("output.log");
         let out = File::create(&log).expect("the log file");

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use countersign::app::App;
 use countersign::clock::SystemClock;
-use countersign::commands::{Asker, CommandError, CreateRun, Created};
+use countersign::commands::{Asker, CommandError, CreateRun, Created, ResumeRun, Resumed};
 use countersign::config::Config;
 use countersign::mcp::demo::{DemoLedger, router};
+use countersign::run::call::Call;
 use countersign::run::ids::{Actor, RunId, TenantId};
 use countersign::store::RunView;
 use serde_json::{Value, json};
@@ -69,6 +70,21 @@ impl World {
         self.app.store.run_fetch(&asker().tenant, id).await.unwrap().unwrap()
     }
 
+    pub(crate) async fn resume(&self, id: &str, body: Value) -> Result<Resumed, CommandError> {
+        let request: ResumeRun = serde_json::from_value(body).unwrap();
+        self.app.commands.resume(&asker(), &run_id(id), request).await
+    }
+
+    pub(crate) async fn cancel(&self, id: &str) -> Result<(), CommandError> {
+        self.app.commands.cancel(&asker(), &run_id(id)).await
+    }
+
+    /// The receipts of a run.
+    pub(crate) async fn receipts(&self, id: &str) -> Vec<Call> {
+        let view = self.view(&run_id(id)).await;
+        self.app.store.receipt_list(&asker().tenant, view.uid, None, 1000).await.unwrap()
+    }
+
     /// The run once it is terminal or suspended.
     pub(crate) async fn rested(&self, id: &RunId) -> RunView {
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -113,4 +129,16 @@ pub(crate) fn asker() -> Asker {
 
 pub(crate) fn run_id(id: &str) -> RunId {
     RunId::parse(id).unwrap()
+}
+
+/// A run that makes these calls in its first turn and then says "Done.", on these servers.
+pub(crate) fn run_on(id: &str, calls: &[(&str, Value)], mcp: Value) -> Value {
+    let calls: Vec<Value> =
+        calls.iter().map(|(name, arguments)| json!({"name": name, "arguments": arguments})).collect();
+    json!({
+        "id": id,
+        "model": {"provider": "scripted", "name": "demo", "script": [{"tool_calls": calls}, {"text": "Done."}]},
+        "input": "Go.",
+        "mcp": mcp,
+    })
 }

@@ -1,0 +1,269 @@
+//! What commits write: one statement for a whole batch. Every write of a run carries its fence and its revision, and
+//! every other row of a commit is joined to the heads that took it: what lost its lease writes nothing at all.
+
+use sqlx::postgres::{PgArguments, PgPool, Postgres};
+use sqlx::query::Query;
+use uuid::Uuid;
+
+use super::PostgresStore;
+use crate::run::commit::Commit;
+use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::store::rows::CommitRows;
+use crate::store::{OwnedCommit, StoreError};
+
+/// The rows beside the heads, for the heads that `h (i, tenant_id, uid, binding_revision, binding)` lists. A call that
+/// is known moves on; its arguments are not written again.
+macro_rules! insert_rows {
+    () => {
+        "bound AS (INSERT INTO bindings (tenant_id, run_uid, revision, body) \
+           SELECT h.tenant_id, h.uid, h.binding_revision, h.binding::json FROM h WHERE h.binding IS NOT NULL), \
+         said AS (INSERT INTO messages (tenant_id, run_uid, pos, body) \
+           SELECT h.tenant_id, h.uid, m.pos, m.body::json \
+           FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS m (i, pos, body) JOIN h ON h.i = m.i), \
+         called AS (INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output) \
+           SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.input::json, k.body::json, \
+             k.output::json \
+           FROM unnest($4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::text[], $10::text[], \
+             $11::text[]) AS k (i, turn, pos, stage, undecided_since, input, body, output) JOIN h ON h.i = k.i \
+           ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
+             undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output), \
+         told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body) \
+           SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json \
+           FROM unnest($12::bigint[], $13::bigint[], $14::bigint[], $15::text[], $16::text[]) \
+             AS e (i, seq, at, kind, body) JOIN h ON h.i = e.i)"
+    };
+}
+pub(super) use insert_rows;
+
+/// The whole statement; what differs is the fence afterwards, and who may own the run before. A wish to cancel that
+/// the leaving owner has not read makes the run due at once: the next owner reads it.
+macro_rules! apply_commits {
+    ($fence:literal, $owner:literal) => {
+        concat!(
+            "WITH h AS (UPDATE runs r SET fence = ",
+            $fence,
+            ", revision = r.revision + 1, status = c.status, reason = c.reason, last_seq = c.last_seq, \
+               attempt = c.attempt, crashes = c.crashes, state = c.state::json, updated_at = c.updated_at, \
+               finished_at = c.finished_at, binding_revision = COALESCE(c.binding_revision, r.binding_revision), \
+               owner = CASE WHEN c.lets_go THEN NULL ELSE r.owner END, \
+               due_at = CASE WHEN NOT c.lets_go OR c.terminal THEN NULL \
+                 WHEN r.cancel_requested_by IS NOT NULL THEN now_ms() ELSE c.due_in + now_ms() END, \
+               attention = r.attention AND NOT c.terminal, \
+               cancel_requested_by = CASE WHEN c.terminal THEN NULL ELSE r.cancel_requested_by END \
+             FROM unnest($17::bigint[], $18::text[], $19::uuid[], $20::bigint[], $21::bigint[], $22::bigint[], \
+                 $23::text[], $24::text[], $25::bigint[], $26::bigint[], $27::bigint[], $28::text[], $29::bigint[], \
+                 $30::bigint[], $31::bigint[], $32::text[], $33::boolean[], $34::boolean[], $35::bigint[]) \
+               AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
+                 updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in) \
+             WHERE r.tenant_id = c.tenant_id AND r.uid = c.uid AND r.fence = c.fence AND r.revision = c.expected \
+               AND r.last_seq = c.base_seq AND r.owner IS ",
+            $owner,
+            " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding), ",
+            insert_rows!(),
+            ", purged AS (DELETE FROM run_secrets s USING h \
+               WHERE s.tenant_id = h.tenant_id AND s.run_uid = h.uid AND h.terminal) \
+             SELECT h.i FROM h"
+        )
+    };
+}
+
+pub(super) async fn commit_apply(store: &PostgresStore, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
+    const SQL: &str = apply_commits!("r.fence", "NOT NULL");
+    let mut order: Vec<usize> = (0..commits.len()).collect();
+    // Rows are locked in the order of the batch: the same order in every writer.
+    order.sort_by_key(|i| commits.get(*i).map(|commit| (commit.tenant.as_str(), commit.uid)));
+    let mut batch = Batch::default();
+    for i in order {
+        if let Some(commit) = commits.get(i) {
+            batch.push(i, (&commit.tenant, commit.uid), commit.fence, &commit.rows);
+        }
+    }
+    let mut applied = vec![false; commits.len()];
+    for i in batch.apply(SQL, &store.writer).await? {
+        if let Some(took) = usize::try_from(i).ok().and_then(|i| applied.get_mut(i)) {
+            *took = true;
+        }
+    }
+    Ok(applied)
+}
+
+pub(super) async fn run_decide(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    seen: Fence,
+    commit: &Commit,
+) -> Result<bool, StoreError> {
+    const SQL: &str = apply_commits!("r.fence + 1", "NULL");
+    let rows = CommitRows::encode(commit)?.of_nobody();
+    let mut batch = Batch::default();
+    batch.push(0, (tenant, uid), seen, &rows);
+    Ok(!batch.apply(SQL, &store.pool).await?.is_empty())
+}
+
+/// The columns of all heads of a batch, and its other rows.
+#[derive(Default)]
+struct Batch<'a> {
+    i: Vec<i64>,
+    tenant: Vec<&'a str>,
+    uid: Vec<Uuid>,
+    fence: Vec<i64>,
+    expected: Vec<i64>,
+    base_seq: Vec<i64>,
+    status: Vec<&'a str>,
+    reason: Vec<Option<&'a str>>,
+    last_seq: Vec<i64>,
+    attempt: Vec<i64>,
+    crashes: Vec<i64>,
+    state: Vec<&'a str>,
+    updated_at: Vec<i64>,
+    finished_at: Vec<Option<i64>>,
+    binding_revision: Vec<Option<i64>>,
+    binding: Vec<Option<&'a str>>,
+    lets_go: Vec<bool>,
+    terminal: Vec<bool>,
+    due_in: Vec<Option<i64>>,
+    rows: Rows<'a>,
+}
+
+impl<'a> Batch<'a> {
+    fn push(&mut self, i: usize, run: (&'a TenantId, RunUid), fence: Fence, rows: &'a CommitRows) {
+        let i = i64::try_from(i).unwrap_or(i64::MAX);
+        self.i.push(i);
+        self.tenant.push(run.0.as_str());
+        self.uid.push(run.1.0);
+        self.fence.push(fence.0);
+        self.expected.push(rows.expected);
+        self.base_seq.push(rows.base_seq);
+        self.status.push(rows.status);
+        self.reason.push(rows.reason);
+        self.last_seq.push(rows.last_seq);
+        self.attempt.push(rows.attempt);
+        self.crashes.push(rows.crashes);
+        self.state.push(&rows.state);
+        self.updated_at.push(rows.updated_at);
+        self.finished_at.push(rows.finished_at);
+        self.binding_revision.push(rows.binding.as_ref().map(|(revision, _)| *revision));
+        self.binding.push(rows.binding.as_ref().map(|(_, body)| body.as_str()));
+        self.lets_go.push(rows.lets_go);
+        self.terminal.push(rows.terminal);
+        self.due_in.push(rows.due_in);
+        self.rows.push(i, rows);
+    }
+
+    /// Answers the numbers of those that took. A deadlock's victim wrote nothing and tries once more.
+    async fn apply(&self, sql: &'static str, pool: &PgPool) -> Result<Vec<i64>, StoreError> {
+        match self.query(sql).fetch_all(pool).await {
+            Err(sqlx::Error::Database(answer)) if answer.code().is_some_and(|code| code == "40P01") => {
+                tracing::warn!("a batch of commits was the victim of a deadlock; it is tried once more");
+                numbers(&self.query(sql).fetch_all(pool).await?)
+            }
+            rows => numbers(&rows?),
+        }
+    }
+
+    fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+        self.rows
+            .bind(sqlx::query(sql))
+            .bind(&self.i)
+            .bind(&self.tenant)
+            .bind(&self.uid)
+            .bind(&self.fence)
+            .bind(&self.expected)
+            .bind(&self.base_seq)
+            .bind(&self.status)
+            .bind(&self.reason)
+            .bind(&self.last_seq)
+            .bind(&self.attempt)
+            .bind(&self.crashes)
+            .bind(&self.state)
+            .bind(&self.updated_at)
+            .bind(&self.finished_at)
+            .bind(&self.binding_revision)
+            .bind(&self.binding)
+            .bind(&self.lets_go)
+            .bind(&self.terminal)
+            .bind(&self.due_in)
+    }
+}
+
+fn numbers(rows: &[sqlx::postgres::PgRow]) -> Result<Vec<i64>, StoreError> {
+    rows.iter().map(|row| Ok(sqlx::Row::try_get(row, 0)?)).collect()
+}
+
+/// The arrays that `insert_rows!` reads; `i` says whose row it is.
+#[derive(Default)]
+pub(super) struct Rows<'a> {
+    messages: (Vec<i64>, Vec<i64>, Vec<&'a str>),
+    calls: Calls<'a>,
+    events: Events<'a>,
+}
+
+#[derive(Default)]
+struct Calls<'a> {
+    i: Vec<i64>,
+    turn: Vec<i64>,
+    pos: Vec<i64>,
+    stage: Vec<&'a str>,
+    undecided_since: Vec<Option<i64>>,
+    input: Vec<&'a str>,
+    body: Vec<&'a str>,
+    output: Vec<Option<&'a str>>,
+}
+
+#[derive(Default)]
+struct Events<'a> {
+    i: Vec<i64>,
+    seq: Vec<i64>,
+    at: Vec<i64>,
+    kind: Vec<&'a str>,
+    body: Vec<&'a str>,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn push(&mut self, i: i64, rows: &'a CommitRows) {
+        for (position, body) in &rows.messages {
+            self.messages.0.push(i);
+            self.messages.1.push(*position);
+            self.messages.2.push(body);
+        }
+        for call in &rows.calls {
+            self.calls.i.push(i);
+            self.calls.turn.push(call.turn);
+            self.calls.pos.push(call.pos);
+            self.calls.stage.push(call.stage);
+            self.calls.undecided_since.push(call.undecided_since);
+            self.calls.input.push(&call.input);
+            self.calls.body.push(&call.body);
+            self.calls.output.push(call.output.as_deref());
+        }
+        for row in &rows.events {
+            self.events.i.push(i);
+            self.events.seq.push(row.event.seq);
+            self.events.at.push(row.at);
+            self.events.kind.push(&row.event.kind);
+            self.events.body.push(&row.event.body);
+        }
+    }
+
+    /// Binds `$1` to `$16`.
+    pub(super) fn bind<'q>(&'q self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+        query
+            .bind(&self.messages.0)
+            .bind(&self.messages.1)
+            .bind(&self.messages.2)
+            .bind(&self.calls.i)
+            .bind(&self.calls.turn)
+            .bind(&self.calls.pos)
+            .bind(&self.calls.stage)
+            .bind(&self.calls.undecided_since)
+            .bind(&self.calls.input)
+            .bind(&self.calls.body)
+            .bind(&self.calls.output)
+            .bind(&self.events.i)
+            .bind(&self.events.seq)
+            .bind(&self.events.at)
+            .bind(&self.events.kind)
+            .bind(&self.events.body)
+    }
+}

@@ -1,0 +1,152 @@
+//! Nodes, leases and claims, all by the database's clock.
+
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use super::PostgresStore;
+use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
+use crate::store::{Beat, Claim, StoreError, codec};
+
+/// The advisory lock of claimers: its number means nothing.
+const CLAIM_LOCK: i64 = 0x0c1a_1a1a;
+
+pub(super) async fn ping(store: &PostgresStore) -> Result<(), StoreError> {
+    sqlx::query("SELECT 1").execute(&store.pool).await?;
+    Ok(())
+}
+
+pub(super) async fn node_register(store: &PostgresStore, node: NodeId) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO nodes (node_id, started_at, beat_at) VALUES ($1, now_ms(), now_ms()) \
+         ON CONFLICT (node_id) DO UPDATE SET beat_at = excluded.beat_at, dead_at = NULL",
+    )
+    .bind(node.0)
+    .execute(&store.pool)
+    .await?;
+    Ok(())
+}
+
+pub(super) async fn node_beat(store: &PostgresStore, node: NodeId) -> Result<Beat, StoreError> {
+    let beaten = sqlx::query("UPDATE nodes SET beat_at = now_ms() WHERE node_id = $1 AND dead_at IS NULL")
+        .bind(node.0)
+        .execute(&store.pool)
+        .await?;
+    if beaten.rows_affected() == 0 {
+        return Ok(Beat::default());
+    }
+    let rows = sqlx::query("SELECT tenant_id, uid, fence FROM runs WHERE owner = $1 AND attention")
+        .bind(node.0)
+        .fetch_all(&store.pool)
+        .await?;
+    Ok(Beat { alive: true, attention: rows.iter().map(claim).collect::<Result<_, _>>()? })
+}
+
+pub(super) async fn node_retire(store: &PostgresStore, node: NodeId) -> Result<(), StoreError> {
+    let mut tx = store.pool.begin().await?;
+    sqlx::query("UPDATE nodes SET dead_at = now_ms() WHERE node_id = $1 AND dead_at IS NULL")
+        .bind(node.0)
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query("UPDATE runs SET owner = NULL, due_at = now_ms() WHERE owner = $1")
+        .bind(node.0)
+        .execute(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+pub(super) async fn node_reap(store: &PostgresStore, lease_ms: i64) -> Result<u64, StoreError> {
+    let mut tx = store.pool.begin().await?;
+    sqlx::query("UPDATE nodes SET dead_at = now_ms() WHERE dead_at IS NULL AND beat_at < now_ms() - $1")
+        .bind(lease_ms)
+        .execute(&mut *tx)
+        .await?;
+    // Of every dead node, not only of those that died just now: a claim that was under way when its node died commits
+    // after it. Rows that somebody is writing now are left to the next time; waiting for them could make a cycle.
+    let freed = sqlx::query(
+        "UPDATE runs SET owner = NULL, crashes = crashes + 1, due_at = now_ms() WHERE (tenant_id, uid) IN ( \
+           SELECT r.tenant_id, r.uid FROM runs r JOIN nodes n ON n.node_id = r.owner \
+           WHERE n.dead_at IS NOT NULL FOR NO KEY UPDATE OF r SKIP LOCKED)",
+    )
+    .execute(&mut *tx)
+    .await?
+    .rows_affected();
+    tx.commit().await?;
+    Ok(freed)
+}
+
+/// One claimer at a time keeps the limit of a tenant exact. The lock is taken by a statement of its own: what the next
+/// one reads is then later than what the claimer before has committed.
+pub(super) async fn run_claim(
+    store: &PostgresStore,
+    node: NodeId,
+    slots: u32,
+    per_tenant: u32,
+) -> Result<Vec<Claim>, StoreError> {
+    let mut tx = store.pool.begin().await?;
+    let alone: bool =
+        sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(CLAIM_LOCK).fetch_one(&mut *tx).await?;
+    if !alone {
+        return Ok(Vec::new());
+    }
+    // Tenants with due work are found by skipping along the index of due runs, a step a tenant. The share of a run is
+    // how many its tenant would have running with it: the tenant with the least goes first.
+    let rows = sqlx::query(
+        "WITH RECURSIVE tenants AS ( \
+           (SELECT tenant_id FROM runs WHERE owner IS NULL AND due_at IS NOT NULL ORDER BY tenant_id LIMIT 1) \
+           UNION ALL \
+           SELECT (SELECT r.tenant_id FROM runs r WHERE r.owner IS NULL AND r.due_at IS NOT NULL \
+             AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id LIMIT 1) \
+           FROM tenants t WHERE t.tenant_id IS NOT NULL), \
+         picked AS (SELECT d.tenant_id, d.uid FROM tenants t \
+           CROSS JOIN LATERAL (SELECT count(*) AS n FROM runs r \
+             WHERE r.tenant_id = t.tenant_id AND r.owner IS NOT NULL) AS busy \
+           CROSS JOIN LATERAL (SELECT c.tenant_id, c.uid, c.priority, c.due_at, row_number() OVER () AS nth FROM ( \
+             SELECT r.tenant_id, r.uid, r.priority, r.due_at FROM runs r \
+             WHERE r.tenant_id = t.tenant_id AND r.owner IS NULL AND r.due_at <= now_ms() \
+             ORDER BY r.priority DESC, r.due_at, r.uid \
+             LIMIT LEAST($2, GREATEST($3 - busy.n, 0)) FOR NO KEY UPDATE SKIP LOCKED) AS c) AS d \
+           ORDER BY busy.n + d.nth, d.priority DESC, d.due_at, d.uid LIMIT $2) \
+         UPDATE runs r SET owner = $1, fence = r.fence + 1, due_at = NULL FROM picked \
+         WHERE r.tenant_id = picked.tenant_id AND r.uid = picked.uid \
+           AND EXISTS (SELECT 1 FROM nodes WHERE node_id = $1 AND dead_at IS NULL) \
+         RETURNING r.tenant_id, r.uid, r.fence",
+    )
+    .bind(node.0)
+    .bind(i64::from(slots))
+    .bind(i64::from(per_tenant))
+    .fetch_all(&mut *tx)
+    .await?;
+    tx.commit().await?;
+    rows.iter().map(claim).collect()
+}
+
+fn claim(row: &PgRow) -> Result<Claim, StoreError> {
+    let tenant: String = row.try_get("tenant_id")?;
+    Ok(Claim {
+        tenant: codec::named("tenant", TenantId::parse(tenant))?,
+        uid: RunUid(row.try_get("uid")?),
+        fence: Fence(row.try_get("fence")?),
+    })
+}
+
+pub(super) async fn run_release(store: &PostgresStore, claim: &Claim) -> Result<bool, StoreError> {
+    let released = sqlx::query(
+        "UPDATE runs SET owner = NULL, due_at = now_ms() \
+         WHERE tenant_id = $1 AND uid = $2 AND fence = $3 AND owner IS NOT NULL",
+    )
+    .bind(claim.tenant.as_str())
+    .bind(claim.uid.0)
+    .bind(claim.fence.0)
+    .execute(&store.pool)
+    .await?;
+    Ok(released.rows_affected() == 1)
+}
+
+pub(super) async fn run_due_in(store: &PostgresStore) -> Result<Option<i64>, StoreError> {
+    let due_in =
+        sqlx::query_scalar("SELECT min(due_at) - now_ms() FROM runs WHERE owner IS NULL AND due_at IS NOT NULL")
+            .fetch_one(&store.pool)
+            .await?;
+    Ok(due_in)
+}

@@ -1,0 +1,83 @@
+//! MCP over real sockets: what each end of a call is taken for, and how connections are shared.
+#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
+
+mod cancel;
+mod catalog;
+mod demo;
+mod outcomes;
+mod pool;
+mod real;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use countersign::mcp::{McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::net::{Egress, EgressAllow};
+use countersign::run::ids::TenantId;
+use countersign::run::outcome::{Answer, Outcome};
+use countersign::run::spec::Timeouts;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) fn settings() -> PoolSettings {
+    PoolSettings {
+        idle_close: Duration::from_mins(1),
+        max_age: Duration::from_mins(10),
+        max_result_bytes: 64 * 1024,
+        cancel_grace: Duration::from_millis(300),
+    }
+}
+
+pub(crate) fn pool_with(settings: PoolSettings) -> Arc<McpPool> {
+    let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).unwrap());
+    let http = egress.client(Duration::from_secs(5), None).unwrap();
+    McpPool::new(http, egress, settings)
+}
+
+pub(crate) fn pool() -> Arc<McpPool> {
+    pool_with(settings())
+}
+
+pub(crate) fn acme() -> TenantId {
+    TenantId::parse("acme").unwrap()
+}
+
+pub(crate) fn target(url: &str) -> McpTarget {
+    McpTarget {
+        url: url.parse().unwrap(),
+        headers: vec![("X-Team".to_owned(), "a".to_owned())],
+        secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),
+        timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },
+        private_to: None,
+    }
+}
+
+pub(crate) fn charge(amount: u64) -> ToolRequest {
+    let arguments = json!({ "amount": amount });
+    let meta = json!({ "countersign/run": "r", "countersign/turn": 1, "countersign/call-id": "call_1" });
+    ToolRequest {
+        server_tool: "charge".to_owned(),
+        arguments: object(arguments),
+        meta: object(meta),
+        idempotency_key: "key-1".to_owned(),
+        output_schema: None,
+    }
+}
+
+pub(crate) fn object(value: Value) -> Map<String, Value> {
+    value.as_object().unwrap().clone()
+}
+
+pub(crate) async fn call(pool: &McpPool, target: &McpTarget) -> Outcome {
+    pool.call(&acme(), target, charge(5), CancellationToken::new()).await
+}
+
+/// The class of an outcome in a word, with its code.
+pub(crate) fn class(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
+        Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
+        Outcome::NotSent(error) => format!("not sent {}", error.code),
+        Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
+    }
+}

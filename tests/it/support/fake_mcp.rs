@@ -1,0 +1,393 @@
+//! An MCP server written by hand over raw TCP, so that it can misbehave in every way a real one might: it resets
+//! connections, sends half an answer, forgets sessions, answers the wrong question. It counts what it saw.
+#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+/// How the server answers one request.
+#[derive(Clone)]
+pub(crate) enum Reply {
+    /// A JSON-RPC result in a 200.
+    Result(Value),
+    /// A JSON-RPC error in a 200.
+    Error(Value),
+    /// Exactly this response, with these headers besides the length.
+    Http(u16, Vec<(&'static str, String)>, String),
+    /// A 200 event stream of these steps; it ends with a proper end unless cut.
+    Sse(Vec<Step>),
+    /// The connection is reset after the request was read.
+    Reset,
+    /// A 200 with JSON whose body stops in the middle.
+    HalfBody,
+    /// Nothing, until the client goes away.
+    Silence,
+    /// The reply, once the test says so.
+    When(Arc<Notify>, Box<Reply>),
+}
+
+/// One step of an event stream.
+#[derive(Clone)]
+pub(crate) enum Step {
+    /// Raw text, e.g. `id: 1\ndata: \n\n`.
+    Raw(String),
+    /// The JSON-RPC result of the request, as an event.
+    Result(Value),
+    /// A progress notification for the request.
+    Progress(u32),
+    /// A pause.
+    Pause(Duration),
+    /// The connection breaks here.
+    Cut,
+    /// Nothing more comes, and the stream stays open.
+    Hang,
+}
+
+impl Reply {
+    /// A status with a JSON body.
+    pub(crate) fn status(status: u16, body: Value) -> Self {
+        Self::Http(status, vec![("content-type", "application/json".to_owned())], body.to_string())
+    }
+
+    /// A result with one text block.
+    pub(crate) fn text(text: &str) -> Self {
+        Self::Result(json!({ "content": [{ "type": "text", "text": text }] }))
+    }
+}
+
+/// One request as the server saw it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) http_method: String,
+    pub(crate) headers: HashMap<String, String>,
+    pub(crate) body: Value,
+}
+
+impl Seen {
+    /// The JSON-RPC method, or nothing.
+    pub(crate) fn rpc(&self) -> &str {
+        self.body["method"].as_str().unwrap_or_default()
+    }
+}
+
+type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
+
+struct State {
+    seen: Mutex<Vec<Seen>>,
+    arrived: Notify,
+    sessions: Mutex<HashSet<String>>,
+    keeps_alive: AtomicBool,
+    lost: Mutex<Reply>,
+    version: Mutex<&'static str>,
+    handshake: Mutex<Option<Reply>>,
+    calls: Mutex<Script>,
+    lists: Mutex<Script>,
+    resumes: Mutex<Script>,
+}
+
+/// The running server; it ends when it is dropped.
+pub(crate) struct FakeMcp {
+    addr: SocketAddr,
+    state: Arc<State>,
+    tasks: TaskTracker,
+    stop: DropGuard,
+}
+
+impl FakeMcp {
+    /// A server of the older era with the tool `charge`, which answers `charged`.
+    pub(crate) async fn start() -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    /// The same on a certain port.
+    pub(crate) async fn start_at(addr: SocketAddr) -> Self {
+        let listener = TcpListener::bind(addr).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let lost = Reply::status(
+            404,
+            json!({ "jsonrpc": "2.0", "error": { "code": -32600, "message": "Session not found" } }),
+        );
+        let state = Arc::new(State {
+            seen: Mutex::default(),
+            arrived: Notify::new(),
+            sessions: Mutex::default(),
+            keeps_alive: AtomicBool::new(true),
+            lost: Mutex::new(lost),
+            version: Mutex::new("2025-06-18"),
+            handshake: Mutex::default(),
+            calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
+            lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
+            resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+        });
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let accepting = accept(listener, Arc::clone(&state), tasks.clone(), stop.clone());
+        tasks.spawn(stop.clone().run_until_cancelled_owned(accepting));
+        Self { addr, state, tasks, stop: stop.drop_guard() }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/mcp", self.addr)
+    }
+
+    /// Closes every connection after one answer, so that nothing can be written into one that is just going away.
+    pub(crate) fn close_after_each_answer(&self) {
+        self.state.keeps_alive.store(false, Ordering::SeqCst);
+    }
+
+    /// Ends the server; the port is free afterwards.
+    pub(crate) async fn stop(self) {
+        drop(self.stop);
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// How `tools/call` is answered from now on.
+    pub(crate) fn on_call(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
+        *self.state.calls.lock() = Box::new(script);
+    }
+
+    /// How `tools/list` is answered from now on.
+    pub(crate) fn on_list(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
+        *self.state.lists.lock() = Box::new(script);
+    }
+
+    /// How a stream request (GET) is answered from now on.
+    pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
+        *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// The protocol revision that the handshake agrees on from now on.
+    pub(crate) fn speak(&self, version: &'static str) {
+        *self.state.version.lock() = version;
+    }
+
+    /// Every request without a session is answered with this from now on, the handshake too.
+    pub(crate) fn refuse_handshakes(&self, reply: Reply) {
+        *self.state.handshake.lock() = Some(reply);
+    }
+
+    /// Forgets all sessions, as a restart does; requests of them are answered with `reply`.
+    pub(crate) fn lose_sessions(&self, reply: Reply) {
+        *self.state.lost.lock() = reply;
+        self.state.sessions.lock().clear();
+    }
+
+    /// Everything seen so far.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.state.seen.lock().clone()
+    }
+
+    /// The requests with this JSON-RPC method.
+    pub(crate) fn seen_rpc(&self, method: &str) -> Vec<Seen> {
+        self.seen().into_iter().filter(|seen| seen.rpc() == method).collect()
+    }
+
+    /// How many requests with this JSON-RPC method came.
+    pub(crate) fn count(&self, method: &str) -> usize {
+        self.seen_rpc(method).len()
+    }
+
+    /// How many requests with this HTTP method came.
+    pub(crate) fn count_http(&self, method: &str) -> usize {
+        self.seen().iter().filter(|seen| seen.http_method == method).count()
+    }
+
+    /// Waits until `wanted` holds for what was seen; at most 10 s.
+    #[track_caller]
+    pub(crate) fn wait_until<'a>(&'a self, wanted: impl Fn(&Self) -> bool + 'a) -> impl Future<Output = ()> + 'a {
+        let place = std::panic::Location::caller();
+        async move {
+            let waiting = async {
+                loop {
+                    let arrived = self.state.arrived.notified();
+                    if wanted(self) {
+                        return;
+                    }
+                    arrived.await;
+                }
+            };
+            let outcome = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+            assert!(outcome.is_ok(), "{place}: not seen within 10 s; seen: {:#?}", self.seen());
+        }
+    }
+}
+
+/// A tool as `tools/list` gives it.
+pub(crate) fn tool(name: &str) -> Value {
+    json!({ "name": name, "description": "Charge the card on file.", "inputSchema": { "type": "object" } })
+}
+
+async fn accept(listener: TcpListener, state: Arc<State>, tasks: TaskTracker, stop: CancellationToken) {
+    while let Ok((stream, _)) = listener.accept().await {
+        tasks.spawn(stop.clone().run_until_cancelled_owned(serve(stream, Arc::clone(&state))));
+    }
+}
+
+async fn serve(stream: TcpStream, state: Arc<State>) {
+    let mut stream = BufReader::new(stream);
+    while let Some(seen) = read_request(&mut stream).await {
+        state.seen.lock().push(seen.clone());
+        let (reply, session) = answer(&state, &seen);
+        state.arrived.notify_waiters();
+        let keeps_alive = state.keeps_alive.load(Ordering::SeqCst);
+        if !write_reply(&mut stream, &seen, reply, session, keeps_alive).await || !keeps_alive {
+            return;
+        }
+    }
+}
+
+async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
+    let mut line = String::new();
+    if stream.read_line(&mut line).await.ok()? == 0 {
+        return None;
+    }
+    let http_method = line.split(' ').next()?.to_owned();
+    let mut headers = HashMap::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        headers.insert(name.to_ascii_lowercase(), value.to_owned());
+    }
+    let length = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(Seen { http_method, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
+}
+
+/// The reply to a request, and the session that an `initialize` opens.
+fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    let session = seen.headers.get("mcp-session-id");
+    let is_known = session.is_some_and(|session| state.sessions.lock().contains(session));
+    if session.is_none()
+        && let Some(reply) = state.handshake.lock().clone()
+    {
+        return (reply, None);
+    }
+    match (seen.http_method.as_str(), seen.rpc()) {
+        ("POST", "initialize") => {
+            let mut sessions = state.sessions.lock();
+            let session = format!("session-{}-{}", sessions.len(), uuid::Uuid::new_v4());
+            sessions.insert(session.clone());
+            let result = json!({
+                "protocolVersion": *state.version.lock(),
+                "capabilities": { "tools": { "listChanged": true } },
+                "serverInfo": { "name": "fake", "version": "1" },
+            });
+            (Reply::Result(result), Some(session))
+        }
+        ("POST", _) if session.is_none() => {
+            let error = json!({ "code": -32000, "message": "Bad Request: Server not initialized" });
+            (Reply::status(400, json!({ "jsonrpc": "2.0", "error": error, "id": null })), None)
+        }
+        ("POST" | "GET", _) if !is_known => (state.lost.lock().clone(), None),
+        ("POST", "tools/list") => ((state.lists.lock())(seen), None),
+        ("POST", "tools/call") => ((state.calls.lock())(seen), None),
+        ("GET", _) => ((state.resumes.lock())(seen), None),
+        _ => (Reply::Http(202, vec![], String::new()), None),
+    }
+}
+
+/// Writes the reply; `false` when the connection is over.
+async fn write_reply(
+    stream: &mut BufReader<TcpStream>,
+    seen: &Seen,
+    reply: Reply,
+    session: Option<String>,
+    keeps_alive: bool,
+) -> bool {
+    let answer = |member: &str, value: Value| {
+        let mut headers = vec![("content-type", "application/json".to_owned())];
+        headers.extend(session.clone().map(|session| ("mcp-session-id", session)));
+        let mut body = json!({ "jsonrpc": "2.0", "id": seen.body["id"] });
+        body[member] = value;
+        (200, headers, body.to_string())
+    };
+    let (status, mut headers, body) = match reply {
+        Reply::Result(result) => answer("result", result),
+        Reply::Error(error) => answer("error", error),
+        Reply::Http(status, headers, body) => (status, headers, body),
+        Reply::Sse(steps) => return write_events(stream, seen, steps).await,
+        Reply::Reset => {
+            stream.get_ref().set_zero_linger().unwrap();
+            return false;
+        }
+        Reply::HalfBody => {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"jsonrpc\":";
+            write(stream, head).await;
+            return false;
+        }
+        Reply::Silence => {
+            drain(stream).await;
+            return false;
+        }
+        Reply::When(gate, reply) => {
+            gate.notified().await;
+            return Box::pin(write_reply(stream, seen, *reply, session, keeps_alive)).await;
+        }
+    };
+    if !keeps_alive {
+        headers.push(("connection", "close".to_owned()));
+    }
+    let mut lines = vec![format!("HTTP/1.1 {status} Whatever"), format!("content-length: {}", body.len())];
+    lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
+    write(stream, &format!("{}\r\n\r\n{body}", lines.join("\r\n"))).await
+}
+
+async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec<Step>) -> bool {
+    write(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    for step in steps {
+        let text = match step {
+            Step::Raw(text) => text,
+            Step::Result(result) => {
+                format!("data: {}\n\n", json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result }))
+            }
+            Step::Progress(progress) => {
+                let params =
+                    json!({ "progressToken": seen.body["params"]["_meta"]["progressToken"], "progress": progress });
+                format!(
+                    "data: {}\n\n",
+                    json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
+                )
+            }
+            Step::Pause(pause) => {
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+            Step::Cut => return false,
+            Step::Hang => {
+                drain(stream).await;
+                return false;
+            }
+        };
+        if !write(stream, &format!("{:x}\r\n{text}\r\n", text.len())).await {
+            return false;
+        }
+    }
+    write(stream, "0\r\n\r\n").await
+}
+
+async fn write(stream: &mut BufReader<TcpStream>, text: &str) -> bool {
+    stream.write_all(text.as_bytes()).await.is_ok() && stream.flush().await.is_ok()
+}
+
+/// Waits for the client to go away.
+async fn drain(stream: &mut BufReader<TcpStream>) {
+    let mut rest = [0; 256];
+    while matches!(stream.read(&mut rest).await, Ok(read) if read > 0) {}
+}
