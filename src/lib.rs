@@ -21,4 +21,6 @@ pub mod executor;
 
 pub mod auth;
 
+pub mod http;
+
 pub mod app;

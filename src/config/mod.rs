@@ -17,6 +17,7 @@ use secrecy::SecretString;
 use url::Url;
 
 use crate::auth::{AuthSettings, JwksSource};
+use crate::net::EgressAllow;
 use crate::secrets::KeyRing;
 use reader::Reader;
 
@@ -208,6 +209,7 @@ impl Config {
         let listen = reader.parsed(&LISTEN, "an address and a port like 0.0.0.0:8080");
         let auth = auth(reader);
         let keys = master_keys(reader);
+        let egress_allow = egress_allow(reader);
         let allow_scripted_models = reader.one_of(&ALLOW_SCRIPTED_MODELS, &[("true", true), ("false", false)]);
         let lease_s = reader.number(&LEASE_S, 2, 3600);
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
@@ -230,7 +232,7 @@ impl Config {
             listen: listen?,
             auth: auth?,
             keys: Arc::new(keys?),
-            egress_allow: reader.list(&EGRESS_ALLOW),
+            egress_allow,
             allow_scripted_models: allow_scripted_models?,
             lease_s: lease_s?,
             max_running: max_running?,
@@ -284,6 +286,15 @@ fn database_url(reader: &mut Reader<'_>) -> Option<SecretString> {
 fn master_keys(reader: &mut Reader<'_>) -> Option<KeyRing> {
     let text = reader.required(&MASTER_KEYS)?;
     KeyRing::parse(&text).map_err(|fault| reader.fault(&MASTER_KEYS, fault.to_string())).ok()
+}
+
+/// Checked here, so that a wrong entry is named among the other faults.
+fn egress_allow(reader: &mut Reader<'_>) -> Vec<String> {
+    let entries = reader.list(&EGRESS_ALLOW);
+    if let Err(fault) = EgressAllow::parse(entries.iter().map(String::as_str)) {
+        reader.fault(&EGRESS_ALLOW, fault.to_string());
+    }
+    entries
 }
 
 fn auth(reader: &mut Reader<'_>) -> Option<AuthSettings> {

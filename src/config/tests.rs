@@ -58,6 +58,7 @@ fn every_wrong_value_is_refused_by_the_name_of_its_setting() {
         ("COUNTERSIGN_JWT_HS256_SECRET", "short"),
         ("COUNTERSIGN_JWKS_URL", "ftp://x"),
         ("COUNTERSIGN_MASTER_KEYS", "k1:AAAA"),
+        ("COUNTERSIGN_EGRESS_ALLOW", "10.0.0.0/8,what ever"),
         ("COUNTERSIGN_ALLOW_SCRIPTED_MODELS", "yes"),
         ("COUNTERSIGN_LEASE_S", "1"),
         ("COUNTERSIGN_LEASE_S", "-1"),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::json::{canonical, sha256_hex};
 use super::spec::{McpEntry, SideEffectClass};
@@ -63,7 +64,7 @@ pub struct BoundTool {
 }
 
 /// The fingerprint of a merged catalog.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CatalogRecord {
     /// Always `sha-256`.
     pub algorithm: String,
@@ -193,7 +194,7 @@ fn record_of(tools: &[BoundTool]) -> CatalogRecord {
 }
 
 /// Something a person should know about a run; stands once in `run.warnings` and once in the stream.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Warning {
     /// `unsupported-tool` or `other`.
     #[serde(rename = "type")]
@@ -208,7 +209,7 @@ pub struct Warning {
 }
 
 /// The kinds of warnings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarningKind {
     /// A tool is hidden, or cannot be offered.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
@@ -13,7 +14,7 @@ use super::time::Timestamp;
 pub const MAX_ATTEMPTS: u32 = 3;
 
 /// Where a call goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// A tool of an MCP server.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
@@ -106,7 +107,7 @@ pub struct HeadState {
 }
 
 /// What a run used over its whole life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
     /// Requests whose outcome, success or failure, is committed.
     pub model_requests: u32,
@@ -132,7 +133,7 @@ impl Usage {
 }
 
 /// The final answer of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunOutput {
     /// What the model said last.
     pub text: String,
@@ -142,7 +143,7 @@ pub struct RunOutput {
 }
 
 /// Why a run failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunError {
     /// A kebab-case code, e.g. `model-error`.
     pub code: String,

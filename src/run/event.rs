@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::binding::Warning;
 use super::envelope::{RunError, RunOutput, Usage};
@@ -12,7 +13,7 @@ use super::spec::FinishReason;
 use super::time::Timestamp;
 
 /// One event of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
     /// What happened.
     #[serde(flatten)]
@@ -26,7 +27,7 @@ pub struct Event {
 }
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum EventBody {
     /// The run's status changed to one that is not terminal.
@@ -158,7 +159,7 @@ impl EventBody {
 }
 
 /// A part of the model's answer, or a warning.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Part {
     /// More text.
@@ -204,7 +205,7 @@ pub enum Part {
 }
 
 /// A call that waits for a person.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UndecidedCall {
     /// The turn.
     pub turn: u32,

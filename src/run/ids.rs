@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Longest name of a tenant, an actor or a run, in bytes.
@@ -47,8 +48,9 @@ text_id!(
 );
 
 /// The caller's name of a run, unique in its tenant: `[A-Za-z0-9][A-Za-z0-9._:-]{0,127}`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
+#[schema(value_type = String)]
 pub struct RunId(String);
 
 impl RunId {
@@ -106,8 +108,9 @@ pub struct CallKey {
 }
 
 /// The label of a call: the provider's id, made unique inside its turn (`~2`, `~3`).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
+#[schema(value_type = String)]
 pub struct CallId(String);
 
 impl CallId {

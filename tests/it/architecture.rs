@@ -16,7 +16,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("policy", &["run", "store"]),
     ("secrets", &["run", "store"]),
     ("auth", &["run", "clock", "net"]),
-    ("config", &["run", "auth", "secrets"]),
+    ("config", &["run", "auth", "net", "secrets"]),
     ("telemetry", &["config"]),
     ("model", &["run", "net"]),
     ("mcp", &["run", "net"]),

@@ -1,0 +1,183 @@
+//! What handlers take: callers by scope, run names, checked bodies. Who may call stands in a handler's argument list.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use super::Api;
+use super::problem::{ApiError, Flaw};
+use crate::auth::{Caller, Scope};
+use crate::commands::{Asker, CreateRun, RequestKey, ResumeRun};
+use crate::run::ids::RunId;
+use crate::run::json::parse_strict;
+
+/// Longest `Idempotency-Key`.
+const KEY_MAX: usize = 255;
+
+/// A caller who may read runs.
+pub(super) struct Reader(pub(super) Caller);
+
+/// A caller who may create, resume and cancel runs.
+pub(super) struct Writer(pub(super) Caller);
+
+/// Who asks, for a command.
+pub(super) fn asker(caller: &Caller) -> Asker {
+    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone() }
+}
+
+impl FromRequestParts<Arc<Api>> for Reader {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::RunsRead).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Writer {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::RunsWrite).await.map(Self)
+    }
+}
+
+/// The holder of the request's token, who must have this scope.
+pub(super) async fn caller(headers: &HeaderMap, api: &Api, scope: Scope) -> Result<Caller, ApiError> {
+    let token = bearer(headers).ok_or(ApiError::NoToken)?;
+    let caller = api.verifier.verify(token, api.clock.now()).await.map_err(ApiError::Token)?;
+    need(&caller, scope)?;
+    Ok(caller)
+}
+
+/// Refuses a caller without this scope.
+pub(super) fn need(caller: &Caller, scope: Scope) -> Result<(), ApiError> {
+    if caller.may(scope) { Ok(()) } else { Err(ApiError::Forbidden(scope)) }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
+}
+
+/// The run that the address names. A name that no run can have is not there.
+pub(super) struct RunPath(pub(super) RunId);
+
+impl FromRequestParts<Arc<Api>> for RunPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_run())?;
+        RunId::parse(id).map(Self).ok_or_else(no_run)
+    }
+}
+
+/// The receipt that the address names.
+pub(super) struct ReceiptPath {
+    /// The run.
+    pub(super) run: RunId,
+    /// The turn; `None` when it is no number.
+    pub(super) turn: Option<u32>,
+    /// The call's label.
+    pub(super) call_id: String,
+}
+
+impl FromRequestParts<Arc<Api>> for ReceiptPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let path = Path::<(String, String, String)>::from_request_parts(parts, api).await;
+        let Path((id, turn, call_id)) = path.map_err(|_| no_run())?;
+        let run = RunId::parse(id).ok_or_else(no_run)?;
+        Ok(Self { run, turn: turn.parse().ok(), call_id })
+    }
+}
+
+/// There is no such run in the caller's tenant.
+pub(super) const fn no_run() -> ApiError {
+    ApiError::NotFound("there is no such run")
+}
+
+/// A body that callers send.
+pub(super) trait Body: DeserializeOwned {
+    /// Name of its schema in the published document.
+    const SCHEMA: &'static str;
+    /// Whether an empty body means one without fields.
+    const MAY_BE_EMPTY: bool;
+}
+
+impl Body for CreateRun {
+    const SCHEMA: &'static str = "CreateRun";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for ResumeRun {
+    const SCHEMA: &'static str = "ResumeRun";
+    const MAY_BE_EMPTY: bool = true;
+}
+
+/// A checked body, and its bytes for the digest that is kept with an `Idempotency-Key`.
+pub(super) struct Checked<T> {
+    /// What it says.
+    pub(super) value: T,
+    /// As it came.
+    pub(super) bytes: Bytes,
+}
+
+impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let is_json = is_json(request.headers());
+        let bytes = read(request, api).await?;
+        if bytes.is_empty() && T::MAY_BE_EMPTY {
+            return check(api, "{}").map(|value| Self { value, bytes });
+        }
+        if !is_json {
+            return Err(ApiError::UnsupportedMediaType);
+        }
+        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
+        check(api, text).map(|value| Self { value, bytes: bytes.clone() })
+    }
+}
+
+fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
+    let body = parse_strict(text).map_err(ApiError::MalformedJson)?;
+    let flaws = api.schemas.flaws(T::SCHEMA, &body);
+    if !flaws.is_empty() {
+        return Err(ApiError::Invalid(flaws));
+    }
+    // What the schema lets through and the type does not is told without a place, and without the value.
+    serde_json::from_value(body).map_err(|_| ApiError::Invalid(vec![Flaw::at("", "has none of the allowed forms")]))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
+}
+
+async fn read(request: Request, api: &Api) -> Result<Bytes, ApiError> {
+    use axum::response::IntoResponse as _;
+    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection.into_response().status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::PayloadTooLarge(api.settings.max_body_bytes),
+        _ => ApiError::BodyUnread,
+    })
+}
+
+/// The request's `Idempotency-Key`, with the digest of its body.
+pub(super) fn request_key(headers: &HeaderMap, api: &Api, body: &[u8]) -> Result<Option<RequestKey>, ApiError> {
+    const NAME: &str = "Idempotency-Key";
+    let mut given = headers.get_all(NAME).iter();
+    let Some(value) = given.next() else { return Ok(None) };
+    let key = value.to_str().unwrap_or_default();
+    let fits = (1..=KEY_MAX).contains(&key.len()) && key.chars().all(|c| c.is_ascii_graphic());
+    if !fits || given.next().is_some() {
+        let flaw = Flaw::of(NAME, "must be one value of 1 to 255 visible ASCII characters");
+        return Err(ApiError::Invalid(vec![flaw]));
+    }
+    Ok(Some(RequestKey { key: key.to_owned(), body_digest: api.commands.keys.body_digest(body) }))
+}

@@ -1,0 +1,178 @@
+//! Follows events: subscribes first, reads the store from the caller's place, then passes on what is heard. So each
+//! event is sent once and in order, whoever drives the run and however slow the reader is.
+//!
+//! Frames are `id: SEQ`, `data: JSON` and an empty line, with LF only; comments keep the connection alive.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::Stream;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
+
+use super::Api;
+use super::wait::LOOK_EVERY;
+use crate::auth::Caller;
+use crate::run::ids::RunUid;
+use crate::store::StoredEvent;
+use crate::store::hub::Heard;
+
+/// Rows that are read at once; never a whole run.
+const PAGE: u32 = 500;
+
+/// How often a comment is sent, so that nobody takes the connection for dead.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// The first frame: how long a browser waits before it reconnects, in milliseconds.
+const RETRY: &str = "retry: 1000\n\n";
+
+/// A comment.
+const PING: &str = ": ping\n\n";
+
+/// One reader of one run.
+pub(super) struct Feed {
+    /// What handlers can reach.
+    pub(super) api: Arc<Api>,
+    /// Who reads; the stream ends with their token.
+    pub(super) caller: Caller,
+    /// Which run.
+    pub(super) uid: RunUid,
+    /// The number of the last event that the reader has.
+    pub(super) after: i64,
+}
+
+/// What a reader waits for.
+enum Sign {
+    Event(Arc<StoredEvent>),
+    Look,
+    Beat,
+    End,
+}
+
+/// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
+pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    async_stream::stream! {
+        let Feed { api, caller, uid, mut after } = feed;
+        let _reading = Reading::begin();
+        let mut subscription = api.hub.subscribe(uid);
+        let ends = ends(&api, &caller);
+        let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        yield Ok(Bytes::from_static(RETRY.as_bytes()));
+        'read: loop {
+            loop {
+                let page = match api.store.event_list(&caller.tenant, uid, after, PAGE).await {
+                    Ok(page) => page,
+                    Err(fault) => {
+                        // The reader reconnects with its place; nothing is lost.
+                        tracing::warn!(run = %uid.0, %fault, "an event stream ends early");
+                        return;
+                    }
+                };
+                let Some(last) = page.last() else { break };
+                after = last.seq;
+                let ended = page.iter().any(is_last);
+                let whole = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
+                yield Ok(frames(&page));
+                if ended {
+                    return;
+                }
+                if whole {
+                    break;
+                }
+            }
+            let look = Instant::now() + LOOK_EVERY;
+            loop {
+                let sign = tokio::select! {
+                    biased;
+                    () = sleep_until(ends) => Sign::End,
+                    () = api.stopping.cancelled() => Sign::End,
+                    heard = subscription.next() => match heard {
+                        Heard::Event(event) => Sign::Event(event),
+                        Heard::Lagged => Sign::Look,
+                    },
+                    _ = heartbeat.tick() => Sign::Beat,
+                    () = sleep_until(look) => Sign::Look,
+                };
+                match sign {
+                    Sign::End => return,
+                    Sign::Look => continue 'read,
+                    Sign::Beat => yield Ok(Bytes::from_static(PING.as_bytes())),
+                    Sign::Event(event) if event.seq <= after => {}
+                    Sign::Event(event) if event.seq == after + 1 => {
+                        after = event.seq;
+                        yield Ok(frames(std::slice::from_ref(event.as_ref())));
+                        if is_last(&event) {
+                            return;
+                        }
+                    }
+                    // Something lies between: the store has it.
+                    Sign::Event(_) => continue 'read,
+                }
+            }
+        }
+    }
+}
+
+/// Status and result events of a tenant's runs, from now on.
+pub(super) fn tenant_events(api: Arc<Api>, caller: Caller) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    async_stream::stream! {
+        let _reading = Reading::begin();
+        let mut subscription = api.hub.subscribe_tenant(&caller.tenant);
+        let ends = ends(&api, &caller);
+        yield Ok(Bytes::from_static(RETRY.as_bytes()));
+        loop {
+            let beat = Instant::now() + HEARTBEAT;
+            tokio::select! {
+                biased;
+                () = sleep_until(ends) => return,
+                () = api.stopping.cancelled() => return,
+                heard = subscription.next() => match heard {
+                    Heard::Event(event) => yield Ok(Bytes::from(format!("data: {}\n\n", event.body))),
+                    // Live only: a reader that missed something reloads its lists when it reconnects.
+                    Heard::Lagged => return,
+                },
+                () = sleep_until(beat) => yield Ok(Bytes::from_static(PING.as_bytes())),
+            }
+        }
+    }
+}
+
+/// When the reader's token ends.
+fn ends(api: &Api, caller: &Caller) -> Instant {
+    let left = caller.expires_at.millis_since(api.clock.now());
+    // A day is longer than any stream lives; far times would not fit the timer.
+    Instant::now() + Duration::from_millis(u64::try_from(left).unwrap_or_default()).min(Duration::from_hours(24))
+}
+
+fn is_last(event: &StoredEvent) -> bool {
+    event.kind == "result"
+}
+
+/// Events as frames. Their text is one line of JSON: line ends in strings are escaped.
+fn frames(events: &[StoredEvent]) -> Bytes {
+    let mut text = String::with_capacity(events.iter().map(|event| event.body.len() + 32).sum());
+    for event in events {
+        // Writing to a String cannot fail.
+        write!(text, "id: {}\ndata: {}\n\n", event.seq, event.body).unwrap_or_default();
+    }
+    Bytes::from(text)
+}
+
+/// Counts the open streams.
+struct Reading;
+
+impl Reading {
+    fn begin() -> Self {
+        metrics::gauge!("countersign_event_readers").increment(1.0);
+        Self
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        metrics::gauge!("countersign_event_readers").decrement(1.0);
+    }
+}

@@ -1,0 +1,84 @@
+//! Links: the requests that resolve what somebody waits for.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::auth::Scope;
+use crate::run::event::UndecidedCall;
+use crate::run::ids::RunId;
+use crate::run::status::{Status, SuspendReason};
+
+/// A request that resolves something.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(super) struct Link {
+    /// What it does: `run`, `events`, `resume`, `accept`, `retry`, `cancel`.
+    rel: &'static str,
+    /// The request's method.
+    method: &'static str,
+    /// The request's address.
+    href: String,
+    /// The scope that it needs.
+    scope: &'static str,
+    /// The body to send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Object, required = false)]
+    body: Option<Value>,
+}
+
+/// The run itself.
+pub(super) fn to_run(run: &RunId) -> Link {
+    Link { rel: "run", method: "GET", href: run_path(run), scope: Scope::RunsRead.code(), body: None }
+}
+
+/// The same resume once more.
+pub(super) fn resume(run: &RunId) -> Link {
+    command(run, "resume", "resume", Scope::RunsWrite, Some(json!({})))
+}
+
+/// What can be done with a run that a node drives.
+pub(super) fn of_active(run: Option<&RunId>) -> Vec<Link> {
+    run.map(|run| vec![to_run(run), cancel(run)]).unwrap_or_default()
+}
+
+/// What can be done about tools that changed.
+pub(super) fn of_drift(run: Option<&RunId>) -> Vec<Link> {
+    run.map(|run| vec![accept(run), cancel(run)]).unwrap_or_default()
+}
+
+/// What can be done about a run that waits.
+pub(super) fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Link> {
+    match status {
+        Status::Suspended(SuspendReason::ToolReconciliationRequired) => {
+            let calls: Vec<Value> =
+                undecided.iter().map(|call| json!({ "turn": call.turn, "call_id": call.call_id })).collect();
+            let body = json!({ "retry_tool_call_ids": calls });
+            vec![command(run, "retry", "resume", Scope::Admin, Some(body)), cancel(run)]
+        }
+        Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
+        Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],
+        Status::Queued
+        | Status::Running
+        | Status::Completed
+        | Status::Stopped(_)
+        | Status::Failed
+        | Status::Cancelled => Vec::new(),
+    }
+}
+
+/// The address of a run.
+pub(super) fn run_path(run: &RunId) -> String {
+    format!("/v1/runs/{run}")
+}
+
+fn accept(run: &RunId) -> Link {
+    command(run, "accept", "resume", Scope::RunsWrite, Some(json!({ "on_catalog_change": "accept" })))
+}
+
+fn cancel(run: &RunId) -> Link {
+    command(run, "cancel", "cancel", Scope::RunsWrite, None)
+}
+
+fn command(run: &RunId, rel: &'static str, verb: &str, scope: Scope, body: Option<Value>) -> Link {
+    Link { rel, method: "POST", href: format!("{}/{verb}", run_path(run)), scope: scope.code(), body }
+}

@@ -1,0 +1,154 @@
+//! Speaks HTTP: takes requests apart, asks commands or the reading half of the store, and answers. Drives no run,
+//! writes no row, and is the only module that knows a status code.
+
+mod events;
+mod extract;
+mod feed;
+mod headers;
+mod layer;
+mod links;
+pub mod openapi;
+mod probes;
+mod problem;
+mod query;
+mod records;
+mod runs;
+mod schema;
+mod tickets;
+mod views;
+mod wait;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa_swagger_ui::{Config, SwaggerUi};
+
+use crate::auth::{Tickets, Verifier};
+use crate::clock::Clock;
+use crate::commands::Commands;
+use crate::store::RunStore;
+use crate::store::hub::Hub;
+use schema::Schemas;
+
+/// What the HTTP server needs.
+pub struct Parts {
+    /// What callers can ask for.
+    pub commands: Arc<Commands>,
+    /// The reading half of the store.
+    pub store: Arc<dyn RunStore>,
+    /// Tells of new events.
+    pub hub: Arc<Hub>,
+    /// Verifies tokens.
+    pub verifier: Verifier,
+    /// Makes and verifies stream tickets.
+    pub tickets: Tickets,
+    /// Now, and fresh ids.
+    pub clock: Arc<dyn Clock>,
+    /// Where the server is in its life.
+    pub phase: watch::Receiver<Phase>,
+    /// Cancelled when the server stops: streams and waits end.
+    pub stopping: CancellationToken,
+    /// Prints the counters.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// What the operator set.
+    pub settings: HttpSettings,
+}
+
+/// What the operator set.
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    /// Largest request body, in bytes.
+    pub max_body_bytes: usize,
+    /// Origins of browsers' pages that may call the API.
+    pub cors_origins: Vec<String>,
+}
+
+/// Where a server is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not serving yet.
+    Starting,
+    /// Serving.
+    Ready,
+    /// Ending: what runs is brought to a safe point.
+    Draining,
+}
+
+/// What every handler can reach.
+pub(crate) struct Api {
+    commands: Arc<Commands>,
+    store: Arc<dyn RunStore>,
+    hub: Arc<Hub>,
+    verifier: Verifier,
+    tickets: Tickets,
+    clock: Arc<dyn Clock>,
+    phase: watch::Receiver<Phase>,
+    stopping: CancellationToken,
+    metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    settings: HttpSettings,
+    schemas: Schemas,
+    document: String,
+}
+
+/// The whole HTTP server as a router.
+///
+/// # Errors
+/// A schema of the published document that does not compile.
+pub fn router(parts: Parts) -> Result<Router, String> {
+    let document = openapi::document();
+    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun"])?;
+    let Parts { commands, store, hub, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
+    let cors = layer::cors(&settings.cors_origins);
+    let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
+    let api = Arc::new(Api {
+        commands,
+        store,
+        hub,
+        verifier,
+        tickets,
+        clock,
+        phase,
+        stopping,
+        metrics,
+        settings,
+        schemas,
+        document: openapi::print(&document),
+    });
+    let router = routes()
+        .with_state(Arc::clone(&api))
+        .merge(SwaggerUi::new("/docs").config(Config::from("/openapi.json")))
+        .fallback(layer::no_route)
+        .method_not_allowed_fallback(layer::no_method)
+        .layer(body_limit)
+        .layer(CatchPanicLayer::custom(layer::panicked))
+        .layer(cors)
+        .layer(from_fn_with_state(api, layer::finish));
+    Ok(router)
+}
+
+/// Every route.
+fn routes() -> Router<Arc<Api>> {
+    Router::new()
+        .route("/v1/runs", post(runs::run_create).get(runs::run_list))
+        .route("/v1/runs/{run_id}", get(runs::run_fetch))
+        .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
+        .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
+        .route("/v1/runs/{run_id}/messages", get(records::message_list))
+        .route("/v1/runs/{run_id}/receipts", get(records::receipt_list))
+        .route("/v1/runs/{run_id}/receipts/{turn}/{call_id}", get(records::receipt_fetch))
+        .route("/v1/runs/{run_id}/envelope", get(records::envelope_fetch))
+        .route("/v1/runs/{run_id}/events", get(events::event_list))
+        .route("/v1/runs/{run_id}/stream-tickets", post(tickets::ticket_create))
+        .route("/v1/events", get(events::event_watch))
+        .route("/healthz", get(probes::health))
+        .route("/readyz", get(probes::readiness))
+        .route("/metrics", get(probes::metrics))
+        .route("/openapi.json", get(probes::document))
+        .route("/", get(probes::front))
+}

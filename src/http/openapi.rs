@@ -1,0 +1,109 @@
+//! The published document: OpenAPI 3.1, made from the routes and types themselves.
+//!
+//! `openapi/openapi.json` is its committed text; a test keeps both equal.
+
+use serde_json::{Map, Value, json};
+use utoipa::OpenApi;
+
+use super::{events, probes, problem, records, runs, tickets};
+use crate::run::event::Event;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Countersign",
+        description = "A control plane for agent runs that never does a thing twice without saying so.",
+    ),
+    servers((url = "/", description = "This server")),
+    paths(
+        runs::run_create, runs::run_list, runs::run_fetch, runs::run_resume, runs::run_cancel,
+        records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
+        events::event_list, events::event_watch, tickets::ticket_create,
+        probes::health, probes::readiness, probes::metrics, probes::document,
+    ),
+    components(schemas(problem::Problem, Event)),
+    tags(
+        (name = "runs", description = "Runs and what they leave"),
+        (name = "events", description = "Events as they happen"),
+        (name = "server", description = "The server itself"),
+    )
+)]
+struct Document;
+
+/// The published document.
+pub fn document() -> Value {
+    let mut document = serde_json::to_value(Document::openapi()).unwrap_or_default();
+    let schemes = json!({
+        "bearer": { "type": "http", "scheme": "bearer", "bearerFormat": "JWT",
+            "description": "A JSON Web Token; the scopes of an operation are those that its token needs." },
+        "ticket": { "type": "apiKey", "in": "query", "name": "ticket",
+            "description": "A stream ticket, for the events of one run." },
+    });
+    if let Some(components) = document.get_mut("components").and_then(Value::as_object_mut) {
+        components.insert("securitySchemes".to_owned(), schemes);
+        if let Some(schemas) = components.get_mut("schemas").and_then(Value::as_object_mut) {
+            schemas.values_mut().for_each(omit_boolean_schemas);
+            take_aliases(schemas);
+        }
+    }
+    for operation in operations(&mut document) {
+        add_problems(operation);
+    }
+    document
+}
+
+/// The text of the document, with a line end.
+pub fn print(document: &Value) -> String {
+    let mut text = serde_json::to_string_pretty(document).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn operations(document: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
+    let paths = document.get_mut("paths").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut);
+    let methods = paths.filter_map(Value::as_object_mut).flat_map(Map::iter_mut);
+    methods
+        .filter(|(name, _)| matches!(name.as_str(), "get" | "post" | "put" | "delete"))
+        .filter_map(|(_, operation)| operation.as_object_mut())
+}
+
+/// Every operation can answer problems, and every answer has the request's id.
+fn add_problems(operation: &mut Map<String, Value>) {
+    let content = json!({ "application/problem+json": { "schema": { "$ref": "#/components/schemas/Problem" } } });
+    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else { return };
+    let problems = [("4XX", "The request cannot be answered as asked"), ("5XX", "The server cannot answer now")];
+    for (status, description) in problems {
+        responses.insert(status.to_owned(), json!({ "description": description, "content": content.clone() }));
+    }
+    for response in responses.values_mut().filter_map(Value::as_object_mut) {
+        let headers = response.entry("headers").or_insert_with(|| json!({}));
+        if let Some(headers) = headers.as_object_mut() {
+            let id = json!({ "description": "The request's id", "schema": { "type": "string" } });
+            headers.insert("X-Request-Id".to_owned(), id);
+        }
+    }
+}
+
+/// Some generators know no boolean schemas: `true` is written `{}`. `additionalProperties: false` is known by all.
+fn omit_boolean_schemas(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            for (name, member) in object.iter_mut() {
+                if matches!(name.as_str(), "additionalProperties" | "items") && *member == Value::Bool(true) {
+                    *member = json!({});
+                }
+                omit_boolean_schemas(member);
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(omit_boolean_schemas),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Names that are taken besides the ones that are answered.
+fn take_aliases(schemas: &mut Map<String, Value>) {
+    let providers = schemas.get_mut("Provider").and_then(|schema| schema.get_mut("enum")).and_then(Value::as_array_mut);
+    if let Some(providers) = providers {
+        providers.push("openai-compatible".into());
+    }
+}

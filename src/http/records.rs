@@ -1,0 +1,153 @@
+//! What a run leaves: messages, receipts, and all of it in one document.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{RawQuery, State};
+
+use super::Api;
+use super::extract::{Reader, ReceiptPath, RunPath};
+use super::problem::ApiError;
+use super::query::{MessageCursor, Query, ReceiptCursor, cut, encode};
+use super::runs::fetch;
+use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run};
+use crate::auth::Caller;
+use crate::store::RunView;
+
+/// Rows that are read at once for a whole document.
+const PAGE: u32 = 200;
+
+/// Greater than every place in a turn, and small enough for every database's integers.
+const LAST_POSITION: u32 = 0x7fff_ffff;
+
+/// List a run's messages, in order.
+#[utoipa::path(
+    get, path = "/v1/runs/{run_id}/messages", operation_id = "message_list", tag = "runs",
+    security(("bearer" = ["runs:read"])),
+    params(
+        ("run_id" = String, Path, description = "The run's name"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Rows of a page (50)"),
+        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+    ),
+    responses((status = 200, description = "A page of messages", body = MessagePage))
+)]
+pub(super) async fn message_list(
+    State(api): State<Arc<Api>>,
+    Reader(caller): Reader,
+    RunPath(id): RunPath,
+    RawQuery(query): RawQuery,
+) -> Result<Json<MessagePage>, ApiError> {
+    let mut query = Query::parse(query.as_deref());
+    let (limit, from) = (query.take_limit()?, query.take_cursor::<MessageCursor>()?);
+    query.finish()?;
+    let run = fetch(&api, &caller, &id).await?;
+    let from = from.map_or(0, |MessageCursor(position)| position);
+    let rows = api.store.message_list(&caller.tenant, run.uid, from, limit + 1).await?;
+    let (rows, more) = cut(rows, limit);
+    let last = rows.last().filter(|_| more);
+    let next_cursor = last.map(|message| encode(&MessageCursor(message.position.saturating_add(1))));
+    Ok(Json(MessagePage { data: rows.into_iter().map(MessageView::from).collect(), next_cursor }))
+}
+
+/// List a run's receipts, in order of turn and position.
+#[utoipa::path(
+    get, path = "/v1/runs/{run_id}/receipts", operation_id = "receipt_list", tag = "runs",
+    security(("bearer" = ["runs:read"])),
+    params(
+        ("run_id" = String, Path, description = "The run's name"),
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Rows of a page (50)"),
+        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+    ),
+    responses((status = 200, description = "A page of receipts", body = ReceiptPage))
+)]
+pub(super) async fn receipt_list(
+    State(api): State<Arc<Api>>,
+    Reader(caller): Reader,
+    RunPath(id): RunPath,
+    RawQuery(query): RawQuery,
+) -> Result<Json<ReceiptPage>, ApiError> {
+    let mut query = Query::parse(query.as_deref());
+    let (limit, after) = (query.take_limit()?, query.take_cursor::<ReceiptCursor>()?);
+    query.finish()?;
+    let run = fetch(&api, &caller, &id).await?;
+    let after = after.map(|ReceiptCursor(turn, position)| (turn, position));
+    let rows = api.store.receipt_list(&caller.tenant, run.uid, after, limit + 1).await?;
+    let (rows, more) = cut(rows, limit);
+    let last = rows.last().filter(|_| more);
+    let next_cursor = last.map(|call| encode(&ReceiptCursor(call.key.turn, call.key.position)));
+    let data = rows.into_iter().map(|call| Receipt::new(&run, call)).collect();
+    Ok(Json(ReceiptPage { data, next_cursor }))
+}
+
+/// Fetch one receipt.
+#[utoipa::path(
+    get, path = "/v1/runs/{run_id}/receipts/{turn}/{call_id}", operation_id = "receipt_fetch", tag = "runs",
+    security(("bearer" = ["runs:read"])),
+    params(
+        ("run_id" = String, Path, description = "The run's name"),
+        ("turn" = u32, Path, description = "The model turn that made the call, from 1"),
+        ("call_id" = String, Path, description = "The call's label"),
+    ),
+    responses((status = 200, description = "The receipt", body = Receipt))
+)]
+pub(super) async fn receipt_fetch(
+    State(api): State<Arc<Api>>,
+    Reader(caller): Reader,
+    ReceiptPath { run, turn, call_id }: ReceiptPath,
+) -> Result<Json<Receipt>, ApiError> {
+    let run = fetch(&api, &caller, &run).await?;
+    let missing = ApiError::NotFound("there is no such receipt");
+    let Some(turn) = turn.filter(|turn| (1..LAST_POSITION).contains(turn)) else { return Err(missing) };
+    let mut after = (turn - 1, LAST_POSITION);
+    loop {
+        let page = api.store.receipt_list(&caller.tenant, run.uid, Some(after), PAGE).await?;
+        let Some(last) = page.last().map(|call| (call.key.turn, call.key.position)) else { return Err(missing) };
+        let found = page.into_iter().find(|call| call.key.turn == turn && call.call_id.as_str() == call_id);
+        if let Some(call) = found {
+            return Ok(Json(Receipt::new(&run, call)));
+        }
+        if last.0 > turn {
+            return Err(missing);
+        }
+        after = last;
+    }
+}
+
+/// Fetch everything of a run in one document.
+#[utoipa::path(
+    get, path = "/v1/runs/{run_id}/envelope", operation_id = "envelope_fetch", tag = "runs",
+    security(("bearer" = ["runs:read"])),
+    params(("run_id" = String, Path, description = "The run's name")),
+    responses((status = 200, description = "The run, its binding, messages and receipts", body = EnvelopeView))
+)]
+pub(super) async fn envelope_fetch(
+    State(api): State<Arc<Api>>,
+    Reader(caller): Reader,
+    RunPath(id): RunPath,
+) -> Result<Json<EnvelopeView>, ApiError> {
+    let view = fetch(&api, &caller, &id).await?;
+    let messages = every_message(&api, &caller, &view).await?;
+    let receipts = every_receipt(&api, &caller, &view).await?;
+    let run = Run::from(view);
+    Ok(Json(EnvelopeView { bindings: vec![run.binding()], run, messages, receipts }))
+}
+
+async fn every_message(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<MessageView>, ApiError> {
+    let (mut all, mut from) = (Vec::new(), 0);
+    loop {
+        let page = api.store.message_list(&caller.tenant, run.uid, from, PAGE).await?;
+        let Some(last) = page.last().map(|message| message.position) else { return Ok(all) };
+        all.extend(page.into_iter().map(MessageView::from));
+        from = last.saturating_add(1);
+    }
+}
+
+async fn every_receipt(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<Receipt>, ApiError> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let page = api.store.receipt_list(&caller.tenant, run.uid, after, PAGE).await?;
+        let Some(last) = page.last().map(|call| (call.key.turn, call.key.position)) else { return Ok(all) };
+        all.extend(page.into_iter().map(|call| Receipt::new(run, call)));
+        after = Some(last);
+    }
+}

@@ -1,0 +1,354 @@
+//! Runs, messages and receipts as callers read them. Native provider blocks, sealed secrets and node names stay inside.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::links::{self, Link};
+use crate::run::binding::{CatalogRecord, Warning};
+use crate::run::call::{Backend, Call, Stage, idempotency_key};
+use crate::run::envelope::{RunError, Usage};
+use crate::run::event::UndecidedCall;
+use crate::run::ids::{CallId, RunId};
+use crate::run::message::{Content, Message, Role};
+use crate::run::outcome::ToolError;
+use crate::run::spec::{ModelSpec, Replay, SideEffectClass};
+use crate::run::time::Timestamp;
+use crate::store::RunView;
+
+/// A run.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct Run {
+    /// The caller's name of it.
+    id: RunId,
+    /// `queued`, `running`, `suspended`, `completed`, `stopped`, `failed` or `cancelled`.
+    status: &'static str,
+    /// Why it waits or was stopped.
+    reason: Option<&'static str>,
+    /// The agent version that it was made of.
+    agent: Option<String>,
+    /// The model that is asked.
+    model: ModelSpec,
+    /// The caller's own labels.
+    metadata: BTreeMap<String, String>,
+    /// The caller's own revision of what cannot be fingerprinted.
+    binding_id: Option<String>,
+    /// What the run is bound to.
+    binding: BindingView,
+    /// The final answer, once it is completed.
+    output: Option<Output>,
+    /// Why it failed.
+    error: Option<RunError>,
+    /// Committed model turns.
+    turns: u32,
+    /// What it used.
+    usage: UsageView,
+    /// What it waits for.
+    pending: Pending,
+    /// What a person should know.
+    warnings: Vec<Warning>,
+    /// Who created it.
+    created_by: String,
+    /// Legs begun without progress in between.
+    attempt: u32,
+    /// Moves with the content of the run.
+    revision: i64,
+    /// When it was admitted.
+    created_at: Timestamp,
+    /// When it last changed.
+    updated_at: Timestamp,
+    /// When it ended.
+    finished_at: Option<Timestamp>,
+    /// Requests that resolve what it waits for.
+    links: Vec<Link>,
+}
+
+/// What a run is bound to.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct BindingView {
+    /// Counts from 1.
+    revision: u32,
+    /// The record of the servers' tools; null when the run has none.
+    mcp: Option<CatalogRecord>,
+}
+
+/// The final answer.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct Output {
+    /// What the model said last.
+    text: String,
+    /// The same, as the asked-for structure.
+    structured: Option<Value>,
+}
+
+/// What a run used over its whole life.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(super) struct UsageView {
+    #[serde(flatten)]
+    counted: Usage,
+    /// Money; not counted by this version.
+    cost_usd: Option<f64>,
+}
+
+/// What a run waits for.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct Pending {
+    /// Calls that wait for a verdict.
+    approvals: Vec<BTreeMap<String, Value>>,
+    /// Calls whose outcome nobody knows.
+    reconciliations: Vec<UndecidedCall>,
+    /// Calls that a client carries out.
+    client_tools: Vec<BTreeMap<String, Value>>,
+    /// Questions of servers.
+    inputs: Vec<BTreeMap<String, Value>>,
+}
+
+impl From<RunView> for Run {
+    fn from(view: RunView) -> Self {
+        let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
+        let output = head.state.output.map(|output| Output { text: output.text, structured: output.structured });
+        Self {
+            links: links::of_status(&id, head.status, &undecided),
+            id,
+            status: head.status.code(),
+            reason: head.status.reason(),
+            agent: None,
+            model: spec.model,
+            metadata: spec.metadata,
+            binding_id: spec.binding_id,
+            binding: BindingView { revision: binding_revision, mcp },
+            output,
+            error: head.state.error,
+            turns: head.state.turns,
+            usage: UsageView { counted: head.state.usage, cost_usd: None },
+            pending: Pending {
+                approvals: Vec::new(),
+                reconciliations: undecided,
+                client_tools: Vec::new(),
+                inputs: Vec::new(),
+            },
+            warnings: head.state.warnings,
+            created_by: head.state.created_by.as_str().to_owned(),
+            attempt: head.attempt,
+            revision: head.revision,
+            created_at: head.created_at,
+            updated_at: head.updated_at,
+            finished_at: head.finished_at,
+        }
+    }
+}
+
+/// A page of runs, newest first.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct RunPage {
+    /// The runs.
+    pub(super) data: Vec<Run>,
+    /// Where the list goes on; null at its end.
+    pub(super) next_cursor: Option<String>,
+}
+
+/// A message.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct MessageView {
+    /// Place in the run, from 0.
+    position: u32,
+    /// The model turn that it belongs to; 0 for the input.
+    turn: u32,
+    /// Who speaks.
+    role: Role,
+    /// What is said, in order.
+    content: Vec<ContentView>,
+}
+
+/// One piece of a message.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub(super) enum ContentView {
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// What the model thought aloud.
+    Reasoning {
+        /// The text; empty where the provider hides it.
+        text: String,
+    },
+    /// A call that the model made.
+    ToolCall {
+        /// The call's label.
+        call_id: CallId,
+        /// The tool's offered name.
+        tool: String,
+        /// The arguments.
+        input: Value,
+    },
+    /// What came of a call, as the model is told.
+    ToolResult {
+        /// The call's label.
+        call_id: CallId,
+        /// The tool's offered name.
+        tool: String,
+        /// Text, or a JSON value.
+        output: Value,
+        /// Whether the model is told that the call failed.
+        is_error: bool,
+    },
+}
+
+impl From<Message> for MessageView {
+    fn from(message: Message) -> Self {
+        let content = message.content.into_iter().map(|piece| match piece {
+            Content::Text { text } => ContentView::Text { text },
+            Content::Reasoning { text, native: _ } => ContentView::Reasoning { text },
+            Content::ToolCall { call_id, tool, input } => ContentView::ToolCall { call_id, tool, input },
+            Content::ToolResult { call_id, tool, output, is_error } => {
+                ContentView::ToolResult { call_id, tool, output, is_error }
+            }
+        });
+        let content = content.collect();
+        Self { position: message.position, turn: message.turn, role: message.role, content }
+    }
+}
+
+/// A page of messages, in order.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct MessagePage {
+    /// The messages.
+    pub(super) data: Vec<MessageView>,
+    /// Where the list goes on; null at its end.
+    pub(super) next_cursor: Option<String>,
+}
+
+/// The durable record of one call.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct Receipt {
+    /// The run's name.
+    run_id: RunId,
+    /// The model turn that made the call, from 1.
+    turn: u32,
+    /// The call's place in its turn, from 0.
+    position: u32,
+    /// The call's label, unique in its turn.
+    call_id: CallId,
+    /// The tool's offered name.
+    tool: String,
+    /// The server's own name of the tool.
+    server_tool: Option<String>,
+    /// What the server is called: its namespace, else its address.
+    server: Option<String>,
+    /// Which kind of counterpart.
+    backend: Option<Backend>,
+    /// `pending`, `executing`, `completed`, `failed` or `indeterminate`.
+    stage: &'static str,
+    /// What the call may do to the world; frozen when it was made.
+    side_effect_class: Option<SideEffectClass>,
+    /// Whether a repeat was declared harmless.
+    replay: Option<Replay>,
+    /// How often it was sent.
+    attempt: u32,
+    /// The key that every attempt carries.
+    idempotency_key: String,
+    /// The arguments.
+    input: Value,
+    /// What the backend returned.
+    output: Option<Value>,
+    /// Why it failed.
+    error: Option<ToolError>,
+    /// Why nobody knows its outcome.
+    cause: Option<&'static str>,
+    /// Since when it is in this stage.
+    since: Option<Timestamp>,
+    /// Who allowed one more attempt.
+    decided_by: Option<String>,
+    /// When the model made the call.
+    created_at: Timestamp,
+    /// When it was settled.
+    settled_at: Option<Timestamp>,
+}
+
+impl Receipt {
+    /// The receipt of a call of that run.
+    pub(super) fn new(run: &RunView, call: Call) -> Self {
+        let mut receipt = Self {
+            run_id: run.id.clone(),
+            turn: call.key.turn,
+            position: call.key.position,
+            call_id: call.call_id,
+            tool: call.tool,
+            server_tool: None,
+            server: None,
+            backend: None,
+            stage: call.stage.code(),
+            side_effect_class: None,
+            replay: None,
+            attempt: call.attempt,
+            idempotency_key: idempotency_key(run.uid, call.key),
+            input: call.input,
+            output: None,
+            error: None,
+            cause: None,
+            since: None,
+            decided_by: None,
+            created_at: call.created_at,
+            settled_at: None,
+        };
+        if let Some(target) = call.target {
+            receipt.server_tool = Some(target.server_tool);
+            receipt.server = Some(target.server);
+            receipt.backend = Some(target.backend);
+            receipt.side_effect_class = Some(target.class);
+            receipt.replay = target.replay.then_some(Replay::Idempotent);
+        }
+        receipt.stand(call.stage);
+        receipt
+    }
+
+    fn stand(&mut self, stage: Stage) {
+        match stage {
+            Stage::Rejected { .. } | Stage::Pending => {}
+            Stage::Executing { since } => self.since = Some(since),
+            Stage::Completed { settled_at, output } => {
+                (self.settled_at, self.output) = (Some(settled_at), Some(output));
+            }
+            Stage::Failed { settled_at, error, output } => {
+                (self.settled_at, self.error, self.output) = (Some(settled_at), Some(error), output);
+            }
+            Stage::Indeterminate { cause, since, authorized_by } => {
+                (self.cause, self.since) = (Some(cause.code()), Some(since));
+                self.decided_by = authorized_by.map(|actor| actor.as_str().to_owned());
+            }
+        }
+    }
+}
+
+/// A page of receipts, in order of turn and position.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct ReceiptPage {
+    /// The receipts.
+    pub(super) data: Vec<Receipt>,
+    /// Where the list goes on; null at its end.
+    pub(super) next_cursor: Option<String>,
+}
+
+/// Everything of a run in one document.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct EnvelopeView {
+    /// The run.
+    pub(super) run: Run,
+    /// What it was bound to, oldest first; this version keeps the current revision.
+    pub(super) bindings: Vec<BindingView>,
+    /// The whole conversation.
+    pub(super) messages: Vec<MessageView>,
+    /// Every receipt.
+    pub(super) receipts: Vec<Receipt>,
+}
+
+impl Run {
+    /// What it is bound to now.
+    pub(super) fn binding(&self) -> BindingView {
+        self.binding.clone()
+    }
+}
