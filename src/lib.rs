@@ -20,7 +20,9 @@ pub mod commands;
 pub mod executor;
 
 pub mod auth;
+pub mod telemetry;
 
 pub mod http;
 
 pub mod app;
+pub mod cli;
