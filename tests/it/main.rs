@@ -3,9 +3,11 @@
 
 mod architecture;
 mod documents;
+mod durability;
 mod mcp;
 mod model;
 mod runs;
 mod source;
 mod store;
 mod support;
+mod whole;
