@@ -17,7 +17,7 @@ use countersign::store::{Claim, Store};
 use database::Database;
 use draft::{Draft, apply, at, call, executing, node};
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
+use sqlx::{Connection, Executor, SqliteConnection};
 
 const EARLY: u32 = 5;
 const LATE: u32 = 500;
@@ -120,12 +120,7 @@ async fn log_end(database: &Database) -> u64 {
         let log = format!("{}-wal", file(database));
         return std::fs::metadata(Path::new(&log)).map_or(0, |meta| meta.len());
     }
-    let mut connection = PgConnection::connect(&database.url).await.unwrap();
-    let position: i64 = sqlx::query_scalar("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
-        .fetch_one(&mut connection)
-        .await
-        .unwrap();
-    position.unsigned_abs()
+    database.count("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").await.unsigned_abs()
 }
 
 async fn rows(database: &Database) -> (f64, f64) {
@@ -163,13 +158,5 @@ async fn rows(database: &Database) -> (f64, f64) {
 }
 
 async fn written(database: &Database) -> f64 {
-    let sql = AssertSqlSafe("SELECT count(*) FROM written".to_owned());
-    let count: i64 = if database.is_postgres() {
-        let mut connection = PgConnection::connect(&database.url).await.unwrap();
-        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
-    } else {
-        let mut connection = SqliteConnection::connect(&database.url).await.unwrap();
-        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
-    };
-    f64::from(u32::try_from(count).unwrap())
+    f64::from(u32::try_from(database.count("SELECT count(*) FROM written").await).unwrap())
 }

@@ -49,6 +49,7 @@ impl PostgresStore {
             ("synchronous_commit", "on"),
             // No half-done transaction outlives a lease.
             ("idle_in_transaction_session_timeout", "5000"),
+            ("statement_timeout", "30000"),
         ]);
         let pool = pool_options(CONNECTIONS).connect_with(options.clone()).await?;
         // Planning the big statement for its arguments costs more than running it. The one plan must be right for any

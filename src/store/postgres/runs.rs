@@ -13,7 +13,7 @@ use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, StoreError};
 
 pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> Result<Admitted, StoreError> {
-    let rows = CommitRows::encode(&admission.commit)?;
+    let rows = CommitRows::of_admission(admission)?;
     let mut tx = store.pool.begin().await?;
     // The key comes first: a request sent twice at once must find its own answer, not that its run exists. The second
     // waits here until the first has committed.
