@@ -127,10 +127,10 @@ async fn a_model_server_that_judges_its_clients_has_nothing_to_say_of_a_run_it_f
     let charge =
         json!({"type": "reply", "tool_calls": [{"id": "call_1", "name": "charge", "arguments": {"amount": 5}}]});
     let answers = json!([
-        {"type": "rate_limit", "retry_after": 1},
+        {"type": "fail", "status": 429, "retry_after": 1.0},
         charge,
-        {"type": "truncate", "content": "this answer is cut before its end", "after_chunks": 2},
-        {"type": "reply", "content": "Charged 5."},
+        {"type": "stream_fault", "kind": "truncate", "after_chunks": 2},
+        {"type": "reply", "text": "Charged 5."},
     ]);
     llmock_script(&models, answers).await;
     let database = Database::sqlite().await;
