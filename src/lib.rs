@@ -22,5 +22,6 @@ pub mod executor;
 pub mod auth;
 
 pub mod http;
+pub mod telemetry;
 
 pub mod app;

@@ -107,3 +107,11 @@ fn take_aliases(schemas: &mut Map<String, Value>) {
         providers.push("openai-compatible".into());
     }
 }
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn zz_write() {
+        std::fs::create_dir_all("openapi").unwrap();
+        std::fs::write("openapi/openapi.json", super::print(&super::document())).unwrap();
+    }
+}

@@ -200,8 +200,8 @@ impl ExecutorStore for PostgresStore {
         nodes::run_claim(self, node, slots, per_tenant).await
     }
 
-    async fn run_release(&self, claim: &Claim) -> Result<bool, StoreError> {
-        nodes::run_release(self, claim).await
+    async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
+        nodes::run_release(self, claim, crashed).await
     }
 
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {

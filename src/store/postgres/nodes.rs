@@ -130,14 +130,15 @@ fn claim(row: &PgRow) -> Result<Claim, StoreError> {
     })
 }
 
-pub(super) async fn run_release(store: &PostgresStore, claim: &Claim) -> Result<bool, StoreError> {
+pub(super) async fn run_release(store: &PostgresStore, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
     let released = sqlx::query(
-        "UPDATE runs SET owner = NULL, due_at = now_ms() \
+        "UPDATE runs SET owner = NULL, crashes = crashes + $4, due_at = now_ms() \
          WHERE tenant_id = $1 AND uid = $2 AND fence = $3 AND owner IS NOT NULL",
     )
     .bind(claim.tenant.as_str())
     .bind(claim.uid.0)
     .bind(claim.fence.0)
+    .bind(i64::from(crashed))
     .execute(&store.pool)
     .await?;
     Ok(released.rows_affected() == 1)

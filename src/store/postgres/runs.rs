@@ -205,7 +205,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &PgRow) -> Result<Loaded, StoreEr
         messages: messages.iter().map(|body| codec::decode("message", body)).collect::<Result<_, _>>()?,
         calls: codec::last_calls(head.state.turns, calls)?,
         head,
-        catalog_checked: false,
+        leg: crate::run::envelope::Leg::Outside,
     };
     Ok(Loaded {
         envelope,

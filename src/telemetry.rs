@@ -1,0 +1,96 @@
+//! Logs and counters. Nothing here may carry a tenant's name, a token, or a payload.
+//!
+//! Counters, all `countersign_…`: `http_requests_total{method,route,status}`, `http_request_seconds{route}`,
+//! `runs_finished_total{status}`, `calls_settled_total{stage}`, `model_requests_total{provider,outcome}`,
+//! `journal_batch_commits`, `event_readers`.
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// What is logged unless the operator says otherwise: libraries that log payloads are kept to warnings.
+const DEFAULT_FILTER: &str = "info,rmcp=warn,hyper=warn,hyper_util=warn,h2=warn,reqwest=warn,rustls=warn,sqlx=warn";
+
+/// Bounds of request times, in seconds.
+const SECONDS: [f64; 11] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0];
+
+/// Bounds of batch sizes, in commits.
+const BATCH: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// Runs that ended, by terminal status.
+pub const RUNS_FINISHED: &str = "countersign_runs_finished_total";
+/// Calls that settled or whose outcome is unknown, by stage.
+pub const CALLS_SETTLED: &str = "countersign_calls_settled_total";
+/// Model requests, by provider and outcome (`ok` or an error's code).
+pub const MODEL_REQUESTS: &str = "countersign_model_requests_total";
+/// Commits that were stored in one transaction.
+pub const JOURNAL_BATCH: &str = "countersign_journal_batch_commits";
+
+/// Why logs or counters did not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TelemetryFault {
+    /// The operator's filter does not read.
+    #[error("RUST_LOG: {0}")]
+    Filter(String),
+    /// They were started before in this process.
+    #[error("logs or counters cannot be started: {0}")]
+    Started(String),
+}
+
+/// Writes logs to stderr from now on.
+///
+/// # Errors
+/// `Filter`, `Started`.
+pub fn start_logs(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryFault> {
+    let filter = EnvFilter::try_new(filter.unwrap_or(DEFAULT_FILTER));
+    let filter = filter.map_err(|fault| TelemetryFault::Filter(fault.to_string()))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match format {
+        LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init(),
+        LogFormat::Text => builder.with_ansi(false).with_target(false).try_init(),
+    };
+    started.map_err(|fault| TelemetryFault::Started(fault.to_string()))
+}
+
+/// Counts from now on. Call `run_upkeep` of the answer every few seconds: nobody else does.
+///
+/// # Errors
+/// `Started`.
+pub fn start_metrics() -> Result<PrometheusHandle, TelemetryFault> {
+    let started = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SECONDS)
+        .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_commits".to_owned()), &BATCH))
+        .and_then(PrometheusBuilder::install_recorder);
+    let handle = started.map_err(|fault| TelemetryFault::Started(fault.to_string()))?;
+    describe_counter!("countersign_http_requests_total", "Requests by method, route and status");
+    describe_histogram!("countersign_http_request_seconds", Unit::Seconds, "Time until an answer began, by route");
+    describe_counter!(RUNS_FINISHED, "Runs that ended, by status");
+    describe_counter!(CALLS_SETTLED, "Calls that settled or whose outcome is unknown, by stage");
+    describe_counter!(MODEL_REQUESTS, "Model requests, by provider and outcome");
+    describe_histogram!(JOURNAL_BATCH, Unit::Count, "Commits that were stored in one transaction");
+    describe_gauge!("countersign_event_readers", "Open event streams");
+    Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_filter_reads() {
+        assert!(EnvFilter::try_new(DEFAULT_FILTER).is_ok());
+    }
+
+    #[test]
+    fn counters_are_printed_with_their_bounds() {
+        let handle = start_metrics().unwrap();
+        metrics::counter!(RUNS_FINISHED, "status" => "completed").increment(2);
+        metrics::histogram!(JOURNAL_BATCH).record(3.0);
+        let printed = handle.render();
+        assert!(printed.contains("countersign_runs_finished_total{status=\"completed\"} 2"), "{printed}");
+        assert!(printed.contains("countersign_journal_batch_commits_bucket{le=\"4\"} 1"), "{printed}");
+        assert!(start_metrics().is_err());
+    }
+}
