@@ -1,4 +1,5 @@
 //! The integration tests, one binary.
+#![allow(clippy::unwrap_used, reason = "tests state facts; the exception of the lint ends at their helper functions")]
 
 mod architecture;
 mod documents;

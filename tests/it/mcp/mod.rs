@@ -1,5 +1,4 @@
 //! MCP over real sockets: what each end of a call is taken for, and how connections are shared.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 mod cancel;
 mod catalog;

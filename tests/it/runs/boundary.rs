@@ -1,5 +1,4 @@
 //! The effect boundary, seen from the server's side.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 use std::sync::Arc;
 

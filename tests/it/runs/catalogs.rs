@@ -1,5 +1,4 @@
 //! What a run is bound to, and what happens when the servers change or vanish.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! Whole runs, from their creation to their end.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 mod boundary;
 mod catalogs;

@@ -27,7 +27,7 @@ async fn stale_in_a_batch(database: Database) {
     for run in &mut runs {
         run.admit_owned(&*store, node).await;
     }
-    assert!(store.run_release(&runs[4].claim(1)).await.unwrap());
+    assert!(store.run_release(&runs[4].claim(1), false).await.unwrap());
     let mut before = Vec::new();
     for run in &runs {
         before.push(picture(&*store, run).await);
@@ -62,7 +62,13 @@ async fn whole_commit(database: Database) {
     run.head.state.turns = 1;
     let mut made = run.next();
     made.calls_made = vec![call(1, 0, executing()), call(1, 1, executing())];
-    made.binding = Some(countersign::run::binding::Binding { revision: 2, tools: Vec::new(), mcp: None });
+    made.binding = Some(countersign::run::binding::Binding {
+        revision: 2,
+        entries: Vec::new(),
+        unread: Vec::new(),
+        tools: Vec::new(),
+        mcp: None,
+    });
     assert!(apply(&*store, &claim, &made).await);
     let mut moved = run.become_(Status::Suspended(SuspendReason::ToolReconciliationRequired), Next::Rest);
     let done = countersign::run::call::Stage::Completed { settled_at: super::draft::at(3), output: json!({"ok": 1}) };

@@ -34,10 +34,10 @@ async fn isolation(database: Database) {
     assert!(!store.cancel_request(&other, run.uid, &actor("eve")).await.unwrap());
     let mut claim = run.claim(1);
     claim.tenant = other.clone();
-    assert!(!store.run_release(&claim).await.unwrap());
+    assert!(!store.run_release(&claim, false).await.unwrap());
     let next = run.clone().next();
     assert!(!apply(&*store, &claim, &next).await);
-    assert!(store.run_release(&run.claim(1)).await.unwrap());
+    assert!(store.run_release(&run.claim(1), false).await.unwrap());
     assert!(!store.run_decide(&other, run.uid, Fence(1), &next).await.unwrap());
     let after = picture(&*store, &run).await;
     assert_eq!(after.replace("owned: false", "owned: true"), before);

@@ -58,8 +58,8 @@ impl ExecutorStore for Watched {
     async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError> {
         self.store.run_claim(node, slots, per_tenant).await
     }
-    async fn run_release(&self, claim: &Claim) -> Result<bool, StoreError> {
-        self.store.run_release(claim).await
+    async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
+        self.store.run_release(claim, crashed).await
     }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await

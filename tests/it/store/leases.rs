@@ -70,7 +70,7 @@ async fn tenant_limit(database: Database) {
     assert_counts(&first, &[("flood", 3), ("acme", 1)]);
     assert_eq!(store.run_claim(node, 100, 3).await.unwrap(), []);
     let flooded = first.iter().find(|claim| claim.tenant.as_str() == "flood").unwrap();
-    assert!(store.run_release(flooded).await.unwrap());
+    assert!(store.run_release(flooded, false).await.unwrap());
     assert_counts(&store.run_claim(node, 100, 3).await.unwrap(), &[("flood", 1)]);
 }
 
@@ -130,7 +130,7 @@ async fn takeover(database: Database) {
     let second = node(&*store).await;
     assert_eq!(store.run_claim(second, 10, 10).await.unwrap(), [run.claim(2)]);
     assert!(!apply(&*store, &mine, &run.clone().next()).await, "somebody else owns it");
-    assert!(!store.run_release(&mine).await.unwrap());
+    assert!(!store.run_release(&mine, false).await.unwrap());
     assert!(apply(&*store, &run.claim(2), &run.next()).await);
 }
 
@@ -140,8 +140,8 @@ async fn release(database: Database) {
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
     assert_eq!(store.run_due_in().await.unwrap(), None);
-    assert!(store.run_release(&claim).await.unwrap());
-    assert!(!store.run_release(&claim).await.unwrap());
+    assert!(store.run_release(&claim, false).await.unwrap());
+    assert!(!store.run_release(&claim, false).await.unwrap());
     assert!(!apply(&*store, &claim, &run.clone().next()).await);
     assert!(store.run_due_in().await.unwrap().is_some_and(|due| due <= 0));
     assert_eq!(store.run_claim(node, 10, 10).await.unwrap(), [run.claim(2)]);

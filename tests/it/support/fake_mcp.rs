@@ -1,6 +1,5 @@
 //! An MCP server written by hand over raw TCP, so that it can misbehave in every way a real one might: it resets
 //! connections, sends half an answer, forgets sessions, answers the wrong question. It counts what it saw.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;

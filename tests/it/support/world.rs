@@ -1,5 +1,4 @@
 //! A whole server in this process, with the demo MCP server beside it: what most tests drive.
-#![allow(clippy::unwrap_used, reason = "a test stops where a fact is not as stated")]
 
 use std::sync::Arc;
 use std::time::Duration;
