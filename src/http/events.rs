@@ -39,7 +39,8 @@ pub(super) struct EventPage {
 /// One server-sent event.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct SentEvent {
-    /// The event's number.
+    /// The event's number; left out where a stream cannot be continued.
+    #[schema(required = false)]
     id: String,
     /// The event as JSON.
     #[schema(content_media_type = "application/json")]

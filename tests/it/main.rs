@@ -3,6 +3,7 @@
 
 mod architecture;
 mod documents;
+mod http;
 mod mcp;
 mod model;
 mod runs;
