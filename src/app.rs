@@ -1,18 +1,24 @@
 //! Builds the shells from the settings, starts and stops the tasks: the one place that knows all.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use secrecy::ExposeSecret;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
 use crate::config::Config;
 use crate::dispatch::Dispatch;
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
+use crate::http::{self, HttpSettings, Phase};
 use crate::mcp::{McpPool, PoolSettings};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
@@ -21,7 +27,7 @@ use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
-use crate::store::{Claim, Store};
+use crate::store::{Claim, RunStore, Store};
 
 /// How old a catalog may be when a run is admitted or resumed, or a leg begins, in milliseconds.
 const CATALOG_MAX_AGE_MS: u64 = 2_000;
@@ -31,6 +37,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Silence after which a model stream is taken for dead.
 const MODEL_READ_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Silence after which the issuer of tokens is taken for dead.
+const ISSUER_READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for answers under way when the server stops.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// How shared connections to MCP servers are kept.
 const POOL: PoolSettings = PoolSettings {
@@ -52,6 +64,7 @@ pub struct App {
     pub executor: Executor,
     /// Cancelled when the server stops: streams end.
     pub stopping: CancellationToken,
+    egress: Egress,
     pool: Arc<McpPool>,
     tracker: TaskTracker,
     ended: CancellationToken,
@@ -74,7 +87,8 @@ impl App {
         let model_client =
             egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
         let pool = McpPool::new(mcp_client, egress.clone(), POOL);
-        let dispatch = Arc::new(Dispatch::new(Arc::clone(&pool), egress, Arc::clone(&config.keys), Arc::clone(&store)));
+        let dispatch =
+            Arc::new(Dispatch::new(Arc::clone(&pool), egress.clone(), Arc::clone(&config.keys), Arc::clone(&store)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
         let tracker = TaskTracker::new();
@@ -98,7 +112,7 @@ impl App {
         });
         let drain = Duration::from_secs(config.drain_s.into());
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
-        let app = Self { commands, store, hub, executor, stopping, pool, tracker, ended, drain };
+        let app = Self { commands, store, hub, executor, stopping, egress, pool, tracker, ended, drain };
         app.start_tasks(writer).await?;
         Ok(app)
     }
@@ -115,6 +129,20 @@ impl App {
         Ok(())
     }
 
+    /// Does something again and again until the server ends.
+    pub fn every(&self, period: Duration, task: impl Fn() + Send + 'static) {
+        let ended = self.ended.clone();
+        self.tracker.spawn(async move {
+            let mut ticks = tokio::time::interval(period);
+            loop {
+                tokio::select! {
+                    () = ended.cancelled() => return,
+                    _ = ticks.tick() => task(),
+                }
+            }
+        });
+    }
+
     /// Stops in order: streams end, runs let go at their next safe point, leases are given back, connections close.
     pub async fn stop(self) {
         self.stopping.cancel();
@@ -126,6 +154,93 @@ impl App {
             tracing::warn!("some tasks did not end; they end with the process");
         }
         self.store.close().await;
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    app: App,
+    address: SocketAddr,
+    phase: watch::Sender<Phase>,
+    /// Ends when the last answer is given after `closing`.
+    serving: JoinHandle<std::io::Result<()>>,
+    closing: CancellationToken,
+}
+
+impl Server {
+    /// Serves HTTP for an app that was started.
+    ///
+    /// # Errors
+    /// Keys that do not read, or an API document that does not compile.
+    pub fn start(
+        config: &Config,
+        app: App,
+        listener: TcpListener,
+        metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    ) -> anyhow::Result<Self> {
+        let address = listener.local_addr().context("the address that is listened at")?;
+        let issuer_client = app.egress.client(CONNECT_TIMEOUT, Some(ISSUER_READ_TIMEOUT)).context("HTTP client")?;
+        let (phase, seen) = watch::channel(Phase::Ready);
+        let router = http::router(http::Parts {
+            commands: Arc::clone(&app.commands),
+            store: Arc::clone(&app.store) as Arc<dyn RunStore>,
+            hub: Arc::clone(&app.hub),
+            verifier: Verifier::new(&config.auth, issuer_client).context("COUNTERSIGN_JWKS_FILE")?,
+            tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
+            clock: Arc::clone(&app.commands.clock),
+            phase: seen,
+            stopping: app.stopping.clone(),
+            metrics,
+            settings: HttpSettings { max_body_bytes: config.max_body_bytes, cors_origins: config.cors_origins.clone() },
+        })
+        .map_err(anyhow::Error::msg)?;
+        let closing = CancellationToken::new();
+        let closed = closing.clone();
+        let served = axum::serve(listener, router).with_graceful_shutdown(async move { closed.cancelled().await });
+        let serving = app.tracker.spawn(served.into_future());
+        Ok(Self { app, address, phase, serving, closing })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What callers can ask for, the store and the executor.
+    pub const fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Serves until the signal, then stops in order.
+    ///
+    /// # Errors
+    /// When the listener failed.
+    pub async fn run_until(mut self, signal: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
+        tokio::select! {
+            () = signal => {}
+            ended = &mut self.serving => return Ok(ended??),
+        }
+        self.stop().await
+    }
+
+    /// Streams end, no connection is taken, answers under way are given; then the app stops.
+    ///
+    /// # Errors
+    /// When the listener failed.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        tracing::info!("draining");
+        self.phase.send_replace(Phase::Draining);
+        self.app.stopping.cancel();
+        self.closing.cancel();
+        let served = tokio::time::timeout(ANSWER_TIME, self.serving).await;
+        self.app.stop().await;
+        match served {
+            Ok(ended) => Ok(ended??),
+            Err(_elapsed) => {
+                tracing::warn!("some connections did not end in time");
+                Ok(())
+            }
+        }
     }
 }
 

@@ -20,8 +20,10 @@ pub mod commands;
 pub mod executor;
 
 pub mod auth;
+pub mod telemetry;
 
 pub mod http;
 pub mod telemetry;
 
 pub mod app;
+pub mod cli;

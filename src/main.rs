@@ -1,3 +1,56 @@
 //! The `countersign` command.
 
-fn main() {}
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use countersign::{cli, config};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A control plane for AI-agent runs that never does a thing twice without saying so.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start everything on SQLite in one folder, with a demo MCP server and scripted models.
+    Dev {
+        /// Where the HTTP server listens.
+        #[arg(long, default_value = "127.0.0.1:8080")]
+        listen: SocketAddr,
+        /// Where the database and the keys are kept.
+        #[arg(long, default_value = ".countersign")]
+        data: PathBuf,
+    },
+    /// Start a production server; every setting comes from the environment, see `config`.
+    Serve {
+        /// Refuse to start on an old schema instead of bringing it up to date.
+        #[arg(long)]
+        no_migrate: bool,
+    },
+    /// Bring the database's schema up to date, and nothing else.
+    Migrate,
+    /// Print the `OpenAPI` document.
+    Openapi,
+    /// Print a token signed with the configured shared secret.
+    Token(cli::TokenArguments),
+    /// Print every setting, secrets redacted.
+    Config,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().command {
+        Command::Dev { listen, data } => cli::dev(listen, &data),
+        Command::Serve { no_migrate } => cli::serve(!no_migrate),
+        Command::Migrate => cli::migrate(),
+        Command::Openapi => cli::openapi(),
+        Command::Token(arguments) => cli::token(&arguments),
+        Command::Config => cli::print(&countersign::config::Config::report(&config::process_env)),
+    }
+}

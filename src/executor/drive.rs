@@ -13,11 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate};
 use crate::run::binding::{Binding, merge};
-use crate::run::commit::{Commit, Next};
+use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
-use crate::run::outcome::Outcome;
+use crate::run::outcome::{Answer, Outcome};
 use crate::run::refusal::Refusal;
 use crate::run::{Step, apply, next};
 use crate::secrets::RunSecrets;
@@ -209,8 +209,9 @@ impl<'a> Drive<'a> {
         if commit.binding.is_some() {
             self.binding = Arc::new(self.envelope.binding.clone());
         }
-        if commit.next != Next::Owner {
-            count_end(&self.envelope);
+        if self.envelope.head.status.is_terminal() {
+            let status = self.envelope.head.status.code();
+            metrics::counter!("countersign_runs_finished_total", "status" => status).increment(1);
         }
         for key in &commit.sends {
             self.launch(*key)?;
@@ -273,7 +274,7 @@ impl<'a> Drive<'a> {
         tokio::select! {
             ended = self.calls.next() => match ended {
                 Some((key, outcome)) => {
-                    metrics::counter!("countersign_calls_total", "outcome" => outcome_name(&outcome)).increment(1);
+                    metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
                     self.decide(Fact::CallEnded { key, outcome }).await
                 }
                 None => Err(Refusal::Impossible("a call is executing and none is out").into()),
@@ -327,14 +328,11 @@ fn needs_secrets(envelope: &Envelope) -> bool {
     envelope.spec.model.secret.is_some() || envelope.binding.entries.iter().any(|entry| entry.auth.is_some())
 }
 
-fn count_end(envelope: &Envelope) {
-    metrics::counter!("countersign_runs_total", "status" => envelope.head.status.code()).increment(1);
-}
-
-fn outcome_name(outcome: &Outcome) -> &'static str {
+/// The stage that an outcome leads to, for the counters.
+const fn stage_of(outcome: &Outcome) -> &'static str {
     match outcome {
-        Outcome::Answered(_) => "answered",
-        Outcome::NotSent(_) => "not-sent",
-        Outcome::Unknown(_) => "unknown",
+        Outcome::Answered(Answer::Done { .. }) => "completed",
+        Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) => "failed",
+        Outcome::Unknown(_) => "indeterminate",
     }
 }

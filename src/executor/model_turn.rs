@@ -82,11 +82,13 @@ impl Drive<'_> {
             self.follow(stream).await?
         };
         let outcome = match &answer {
-            Answer::Turn(..) => "turn",
+            Answer::Turn(..) => "ok",
             Answer::Failed(_) => "failed",
             Answer::Cancelled => "cancelled",
         };
-        metrics::counter!("countersign_model_requests_total", "outcome" => outcome).increment(1);
+        let provider = self.envelope.spec.model.provider.code();
+        metrics::counter!("countersign_model_requests_total", "provider" => provider, "outcome" => outcome)
+            .increment(1);
         match answer {
             Answer::Turn(turn, parts) => {
                 let rulings = turn.calls.iter().map(|call| self.gate.rule(&self.envelope.binding, call)).collect();

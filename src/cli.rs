@@ -1,0 +1,182 @@
+//! The sub-commands: read the settings, build the server, wait for the signal.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use secrecy::ExposeSecret;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{App, Server};
+use crate::auth::{Grant, mint, parse_ttl};
+use crate::clock::{Clock, SystemClock};
+use crate::config::{self, Config};
+use crate::http::openapi;
+use crate::mcp::demo;
+use crate::run::ids::{Actor, TenantId};
+use crate::telemetry;
+
+/// How often the counters fold what they measured.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Which token is printed.
+#[derive(Args, Debug)]
+pub struct TokenArguments {
+    /// Whose things its holder may touch.
+    #[arg(long)]
+    tenant: String,
+    /// Who holds it.
+    #[arg(long)]
+    sub: String,
+    /// What it allows, separated by spaces, e.g. "runs:read runs:write".
+    #[arg(long)]
+    scope: String,
+    /// How long it is good: 90s, 15m, 1h, 7d.
+    #[arg(long, default_value = "1h")]
+    ttl: String,
+}
+
+/// Starts the whole product on SQLite and says how to use it.
+///
+/// # Errors
+/// With the part that does not work.
+pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
+    let config = Config::dev(data, listen, &config::process_env)?;
+    telemetry::start_logs(config.log, config.log_filter.as_deref())?;
+    runtime()?.block_on(async {
+        let stop = CancellationToken::new();
+        let demo = TcpListener::bind("127.0.0.1:0").await.context("a port for the demo MCP server")?;
+        let demo_url = format!("http://{}/mcp", demo.local_addr()?);
+        let served = axum::serve(demo, demo::router(demo::DemoLedger::default(), stop.clone()));
+        let demo_stop = stop.clone();
+        let demo = async move { served.with_graceful_shutdown(async move { demo_stop.cancelled().await }).await };
+        let (server, served) = tokio::join!(start_and_greet(&config, &demo_url, stop), demo);
+        served.context("the demo MCP server")?;
+        server
+    })
+}
+
+async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToken) -> anyhow::Result<()> {
+    let _stops_the_demo = stop.drop_guard();
+    let server = start(config, true).await?;
+    greet(config, server.address(), demo_url)?;
+    server.run_until(asked_to_stop()?).await
+}
+
+/// Starts a production server.
+///
+/// # Errors
+/// With the setting or the part that does not work.
+pub fn serve(migrate: bool) -> anyhow::Result<()> {
+    let config = Config::from_env(&config::process_env)?;
+    telemetry::start_logs(config.log, config.log_filter.as_deref())?;
+    for warning in config.warnings.iter().chain(&config::unknown_variables()) {
+        tracing::warn!("{warning}");
+    }
+    runtime()?.block_on(async {
+        let server = start(&config, migrate).await?;
+        tracing::info!(address = %server.address(), "ready");
+        server.run_until(asked_to_stop()?).await
+    })
+}
+
+async fn start(config: &Config, migrate: bool) -> anyhow::Result<Server> {
+    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listening at {}", config.listen))?;
+    let counters = telemetry::start_metrics()?;
+    let app = App::start(config, Arc::new(SystemClock), migrate).await?;
+    app.every(UPKEEP, {
+        let counters = counters.clone();
+        move || counters.run_upkeep()
+    });
+    Server::start(config, app, listener, Arc::new(move || counters.render()))
+}
+
+/// Brings the schema up to date.
+///
+/// # Errors
+/// The store's.
+pub fn migrate() -> anyhow::Result<()> {
+    let url = Config::database_from_env(&config::process_env)?;
+    runtime()?.block_on(async {
+        let store = crate::store::open(url.expose_secret(), true).await.context("COUNTERSIGN_DATABASE_URL")?;
+        store.close().await;
+        print("The schema is up to date.\n")
+    })
+}
+
+/// Prints the `OpenAPI` document.
+///
+/// # Errors
+/// When it does not print.
+pub fn openapi() -> anyhow::Result<()> {
+    print(&openapi::print(&openapi::document()))
+}
+
+/// Prints a token.
+///
+/// # Errors
+/// With the argument or setting that does not fit.
+pub fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
+    let settings = Config::auth_from_env(&config::process_env)?;
+    let grant = Grant {
+        tenant: TenantId::parse(arguments.tenant.as_str()).context("--tenant is no name")?,
+        actor: Actor::parse(arguments.sub.as_str()).context("--sub is no name")?,
+        scope: arguments.scope.clone(),
+        ttl_s: parse_ttl(&arguments.ttl).context("--ttl is no duration like 90s, 15m, 1h or 7d")?,
+    };
+    print(&format!("{}\n", mint(&settings, &grant, SystemClock.now())?))
+}
+
+/// Prints to standard output; a reader that went away is no fault.
+///
+/// # Errors
+/// Every other failure to write.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(fault) if fault.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+fn greet(config: &Config, address: SocketAddr, demo_url: &str) -> anyhow::Result<()> {
+    let grant = Grant {
+        tenant: TenantId::parse("dev").context("the tenant of dev")?,
+        actor: Actor::parse("developer").context("the actor of dev")?,
+        scope: "admin".to_owned(),
+        ttl_s: 7 * 24 * 60 * 60,
+    };
+    let token = mint(&config.auth, &grant, SystemClock.now())?;
+    let body = format!(
+        r#"{{"id":"charge-demo","model":{{"provider":"scripted","name":"demo","script":[{{"tool_calls":[{{"name":"charge","arguments":{{"amount":5}}}}]}},{{"text":"Charged 5."}}]}},"input":"Charge 5.","mcp":[{{"url":"{demo_url}"}}]}}"#
+    );
+    print(&format!(
+        "Countersign is ready.\n\n  Console   http://{address}/\n  API docs  http://{address}/docs\n  Demo MCP  {demo_url}\n\
+         \nA token for the tenant \"dev\", good for 7 days:\n\n  export TOKEN={token}\n\
+         \nRun the first example (the answer comes when the run is done):\n\n  \
+         curl -sS http://{address}/v1/runs -H \"Authorization: Bearer $TOKEN\" -H 'Content-Type: application/json' \
+         -H 'Prefer: wait=10' -d '{body}'\n\nStop with Ctrl-C.\n"
+    ))
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")
+}
+
+/// Resolves at SIGTERM or Ctrl-C.
+fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
