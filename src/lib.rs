@@ -23,6 +23,7 @@ pub mod auth;
 pub mod telemetry;
 
 pub mod http;
+pub mod telemetry;
 
 pub mod app;
 pub mod cli;

@@ -39,7 +39,8 @@ pub(super) struct EventPage {
 /// One server-sent event.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct SentEvent {
-    /// The event's number.
+    /// The event's number; left out where a stream cannot be continued.
+    #[schema(required = false)]
     id: String,
     /// The event as JSON.
     #[schema(content_media_type = "application/json")]
@@ -142,7 +143,7 @@ async fn page(
     let (rows, more) = cut(rows, limit);
     let next_cursor = rows.last().filter(|_| more).map(|event| encode(&EventCursor(event.seq)));
     let raw = rows.into_iter().map(|event| RawValue::from_string(event.body));
-    let data = raw.collect::<Result<_, _>>().map_err(|_| ApiError::Internal("a stored event is not JSON"))?;
+    let data = raw.collect::<Result<_, _>>().map_err(|_payload| ApiError::Internal("a stored event is not JSON"))?;
     Ok(Json(EventPage { data, next_cursor }).into_response())
 }
 

@@ -70,7 +70,7 @@ impl FromRequestParts<Arc<Api>> for RunPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_| no_run())?;
+        let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_undecodable| no_run())?;
         RunId::parse(id).map(Self).ok_or_else(no_run)
     }
 }
@@ -90,7 +90,7 @@ impl FromRequestParts<Arc<Api>> for ReceiptPath {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         let path = Path::<(String, String, String)>::from_request_parts(parts, api).await;
-        let Path((id, turn, call_id)) = path.map_err(|_| no_run())?;
+        let Path((id, turn, call_id)) = path.map_err(|_undecodable| no_run())?;
         let run = RunId::parse(id).ok_or_else(no_run)?;
         Ok(Self { run, turn: turn.parse().ok(), call_id })
     }
@@ -151,7 +151,8 @@ fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
         return Err(ApiError::Invalid(flaws));
     }
     // What the schema lets through and the type does not is told without a place, and without the value.
-    serde_json::from_value(body).map_err(|_| ApiError::Invalid(vec![Flaw::at("", "has none of the allowed forms")]))
+    serde_json::from_value(body)
+        .map_err(|_says_values| ApiError::Invalid(vec![Flaw::at("", "has none of the allowed forms")]))
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -44,6 +44,9 @@ pub fn document() -> Value {
         if let Some(schemas) = components.get_mut("schemas").and_then(Value::as_object_mut) {
             schemas.values_mut().for_each(omit_boolean_schemas);
             take_aliases(schemas);
+            refuse_unknown_fields(schemas);
+            leave_out_null(schemas);
+            name_payload(schemas);
         }
     }
     for operation in operations(&mut document) {
@@ -105,5 +108,60 @@ fn take_aliases(schemas: &mut Map<String, Value>) {
     let providers = schemas.get_mut("Provider").and_then(|schema| schema.get_mut("enum")).and_then(Value::as_array_mut);
     if let Some(providers) = providers {
         providers.push("openai-compatible".into());
+    }
+}
+/// Variants of request types: derived schemas of enums do not say that unknown fields are refused.
+fn refuse_unknown_fields(schemas: &mut Map<String, Value>) {
+    for name in ["McpAuth", "InputPart", "RetryCall"] {
+        let variants = schemas.get_mut(name).and_then(|schema| schema.get_mut("oneOf")).and_then(Value::as_array_mut);
+        for variant in variants.into_iter().flatten().filter_map(Value::as_object_mut) {
+            if variant.get("type").is_some_and(|kind| kind == "object") {
+                variant.insert("additionalProperties".to_owned(), Value::Bool(false));
+            }
+        }
+    }
+}
+
+/// Events leave absent fields out; they never hold `null`.
+fn leave_out_null(schemas: &mut Map<String, Value>) {
+    for name in ["EventBody", "Part", "Warning", "RunOutput"] {
+        if let Some(schema) = schemas.get_mut(name) {
+            strip_null(schema);
+        }
+    }
+}
+
+fn strip_null(schema: &mut Value) {
+    match schema {
+        Value::Object(object) => {
+            if let Some(Value::Array(kinds)) = object.get("type")
+                && let [kind, Value::String(null)] = kinds.as_slice()
+                && null == "null"
+            {
+                let kind = kind.clone();
+                object.insert("type".to_owned(), kind);
+            }
+            if let Some(Value::Array(forms)) = object.get_mut("oneOf") {
+                forms.retain(|form| form.get("type").is_none_or(|kind| kind != "null"));
+            }
+            object.values_mut().for_each(strip_null);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip_null),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Says what the text of a server-sent event holds.
+fn name_payload(schemas: &mut Map<String, Value>) {
+    let data = schemas.get_mut("SentEvent").and_then(|schema| schema.pointer_mut("/properties/data"));
+    if let Some(data) = data.and_then(Value::as_object_mut) {
+        data.insert("contentSchema".to_owned(), json!({ "$ref": "#/components/schemas/Event" }));
+    }
+}
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn zz_write() {
+        std::fs::write("openapi/openapi.json", super::print(&super::document())).unwrap();
     }
 }

@@ -4,6 +4,7 @@
 mod architecture;
 mod documents;
 mod durability;
+mod http;
 mod mcp;
 mod model;
 mod runs;

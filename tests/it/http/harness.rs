@@ -1,0 +1,165 @@
+//! A whole server without a socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use countersign::app::App;
+use countersign::auth::{AuthSettings, Grant, Tickets, Verifier, mint};
+use countersign::clock::{Clock, SystemClock};
+use countersign::config::Config;
+use countersign::http::{HttpSettings, Parts, Phase, router};
+use countersign::run::ids::{Actor, TenantId};
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tower::ServiceExt as _;
+
+/// The scopes of a caller who works with runs.
+pub(super) const RUNS: &str = "runs:read runs:write";
+
+/// Longest wait for what must happen.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+/// Largest body of the server under test, in bytes.
+pub(super) const BODY_MAX: usize = 64 * 1024;
+
+/// A server, and the means to make tokens for it.
+pub(super) struct Server {
+    pub(super) app: App,
+    pub(super) router: Router,
+    pub(super) phase: watch::Sender<Phase>,
+    auth: AuthSettings,
+    _data: tempfile::TempDir,
+}
+
+/// One answer, read whole.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+impl Answer {
+    #[track_caller]
+    pub(super) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|fault| panic!("{fault}: {:?}", self.body))
+    }
+
+    pub(super) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// Checks that this is a problem of that code, whole as the contract says.
+    #[track_caller]
+    pub(super) fn problem(&self, status: u16, code: &str) -> Value {
+        let said = String::from_utf8_lossy(&self.body);
+        assert_eq!((self.status.as_u16(), self.header("content-type")), (status, "application/problem+json"), "{said}");
+        let problem = self.json();
+        assert_eq!((problem["code"].as_str(), problem["status"].as_u64()), (Some(code), Some(status.into())), "{said}");
+        assert_eq!(problem["type"], format!("urn:countersign:problem:{code}"));
+        assert_eq!(problem["instance"], self.header("x-request-id"));
+        assert!(problem["title"].is_string() && problem["detail"].is_string(), "{said}");
+        problem
+    }
+}
+
+impl Server {
+    pub(super) async fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let app = App::start(&config, Arc::clone(&clock), true).await.unwrap();
+        let (phase, watched) = watch::channel(Phase::Ready);
+        let parts = Parts {
+            commands: Arc::clone(&app.commands),
+            store: Arc::clone(&app.store) as Arc<_>,
+            hub: Arc::clone(&app.hub),
+            verifier: Verifier::new(&config.auth, reqwest::Client::new()).unwrap(),
+            tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
+            clock,
+            phase: watched,
+            stopping: app.stopping.clone(),
+            metrics: Arc::new(String::new),
+            settings: HttpSettings {
+                max_body_bytes: BODY_MAX,
+                cors_origins: vec!["https://console.example".to_owned()],
+            },
+        };
+        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data }
+    }
+
+    pub(super) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {
+        self.token_for(tenant, actor, scope, 3600)
+    }
+
+    pub(super) fn token_for(&self, tenant: &str, actor: &str, scope: &str, ttl_s: i64) -> String {
+        let grant = Grant {
+            tenant: TenantId::parse(tenant).unwrap(),
+            actor: Actor::parse(actor).unwrap(),
+            scope: scope.to_owned(),
+            ttl_s,
+        };
+        mint(&self.auth, &grant, SystemClock.now()).unwrap()
+    }
+
+    pub(super) fn alice(&self) -> String {
+        self.token("acme", "alice", RUNS)
+    }
+
+    /// Sends a request and reads the answer whole.
+    pub(super) async fn send(&self, request: Request<Body>) -> Answer {
+        let response = self.router.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = tokio::time::timeout(SOON, body.collect()).await.expect("the answer ends").unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub(super) async fn get(&self, path: &str, token: &str) -> Answer {
+        self.send(request(Method::GET, path, token, &[], Body::empty())).await
+    }
+
+    pub(super) async fn post(&self, path: &str, token: &str, body: &Value) -> Answer {
+        self.post_with(path, token, &[], body).await
+    }
+
+    pub(super) async fn post_with(&self, path: &str, token: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+        self.send(request(Method::POST, path, token, headers, Body::from(body.to_string()))).await
+    }
+
+    /// Creates a run and waits until it has ended or waits for somebody.
+    pub(super) async fn settled(&self, body: &Value) -> Value {
+        let answer = self.post_with("/v1/runs", &self.alice(), &[("prefer", "wait=20")], body).await;
+        assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
+        answer.json()
+    }
+}
+
+/// A request with a token (none when empty).
+pub(super) fn request(method: Method, path: &str, token: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
+    let mut builder = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    if !token.is_empty() {
+        builder = builder.header("authorization", format!("Bearer {token}"));
+    }
+    for (name, value) in headers {
+        builder = builder.header(*name, *value);
+    }
+    builder.body(body).unwrap()
+}
+
+/// A run whose model says these texts, one a turn: it ends after the first.
+pub(super) fn says(text: &str) -> Value {
+    json!({ "model": { "provider": "scripted", "name": "demo", "script": [{ "text": text }] }, "input": "Say it." })
+}
+
+/// A run whose model takes that long to answer.
+pub(super) fn slow(delay_ms: u64) -> Value {
+    json!({
+        "model": { "provider": "scripted", "name": "demo", "script": [{ "text": "late", "delay_ms": delay_ms }] },
+        "input": "Take your time.",
+    })
+}

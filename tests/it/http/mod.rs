@@ -1,0 +1,8 @@
+//! The HTTP contract, against the router in this process: real store, real executor, scripted models.
+
+mod document;
+mod faults;
+mod harness;
+mod keys;
+mod probes;
+mod streams;
