@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::draft::{Draft, tenant};
 
-async fn heard<K: Clone + Eq + std::hash::Hash>(subscription: &mut Subscription<K>) -> Heard {
+/// What a reader hears next; fails after five seconds of silence.
+pub(super) async fn heard<K: Clone + Eq + std::hash::Hash>(subscription: &mut Subscription<K>) -> Heard {
     tokio::time::timeout(Duration::from_secs(5), subscription.next()).await.expect("something is heard")
 }
 

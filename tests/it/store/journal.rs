@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::draft::{Draft, node};
+use super::hub::heard;
 use crate::support::database::{Database, both_stores, eventually};
 
 both_stores! {
@@ -104,7 +105,7 @@ async fn many_runs(database: Database) {
                 journal.commit(&claim, run.next()).await.unwrap();
             }
             for wanted in 2..=11 {
-                let Heard::Event(event) = reader.next().await else { panic!("lagged") };
+                let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
                 assert_eq!(event.seq, wanted);
             }
             run
@@ -183,15 +184,15 @@ async fn order(database: Database) {
         let (journal, claim, commit) = (running.journal.clone(), claim.clone(), commit.clone());
         async move { journal.commit(&claim, commit).await }
     });
-    let Heard::Event(event) = reader.next().await else { panic!("lagged") };
+    let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
     let stored = store.event_list(&run.tenant, run.uid, 1, 10).await.unwrap();
     assert_eq!(stored, [(*event).clone()], "what was told is stored");
     answered.await.unwrap().unwrap();
 
-    assert_eq!(lost_reader.next().await, Heard::Event(event));
+    assert_eq!(heard(&mut lost_reader).await, Heard::Event(event));
     assert!(matches!(running.journal.commit(&claim, commit).await, Err(JournalError::LeaseLost)));
     running.journal.commit(&claim, run.next()).await.unwrap();
-    let Heard::Event(event) = lost_reader.next().await else { panic!("lagged") };
+    let Heard::Event(event) = heard(&mut lost_reader).await else { panic!("lagged") };
     assert_eq!(event.seq, 3, "what was not stored is not told");
 }
 
