@@ -23,7 +23,6 @@ pub mod auth;
 pub mod telemetry;
 
 pub mod http;
-pub mod telemetry;
 
 pub mod app;
 pub mod cli;
