@@ -36,9 +36,7 @@ CREATE TABLE runs (
     binding_revision    bigint NOT NULL,
     created_at          bigint NOT NULL,
     updated_at          bigint NOT NULL,
-    finished_at         bigint,
-    PRIMARY KEY (tenant_id, uid),
-    CONSTRAINT run_exists UNIQUE (tenant_id, id)
+    finished_at         bigint
 ) WITH (fillfactor = 60);
 
 CREATE INDEX runs_due ON runs (tenant_id, priority DESC, due_at, uid) WHERE owner IS NULL AND due_at IS NOT NULL;
@@ -46,8 +44,11 @@ CREATE INDEX runs_next_due ON runs (due_at) WHERE owner IS NULL AND due_at IS NO
 CREATE INDEX runs_busy ON runs (tenant_id) WHERE owner IS NOT NULL;
 CREATE INDEX runs_owned ON runs (owner) WHERE owner IS NOT NULL;
 CREATE INDEX runs_attention ON runs (owner) WHERE attention;
-CREATE INDEX runs_newest ON runs (tenant_id, created_at, uid);
-CREATE INDEX runs_status ON runs (tenant_id, status, created_at, uid);
+CREATE INDEX runs_newest ON runs (tenant_id, created_at);
+CREATE INDEX runs_status ON runs (tenant_id, status, created_at);
+-- The keys come last: before there are statistics all ways to one run look the same, and the planner takes the youngest.
+ALTER TABLE runs ADD CONSTRAINT run_exists UNIQUE (tenant_id, id);
+ALTER TABLE runs ADD CONSTRAINT runs_pkey PRIMARY KEY (tenant_id, uid);
 
 CREATE TABLE bindings (
     tenant_id text COLLATE "C" NOT NULL,

@@ -39,8 +39,8 @@ CREATE INDEX runs_next_due ON runs (due_at) WHERE owner IS NULL AND due_at IS NO
 CREATE INDEX runs_busy ON runs (tenant_id) WHERE owner IS NOT NULL;
 CREATE INDEX runs_owned ON runs (owner) WHERE owner IS NOT NULL;
 CREATE INDEX runs_attention ON runs (owner) WHERE attention;
-CREATE INDEX runs_newest ON runs (tenant_id, created_at, uid);
-CREATE INDEX runs_status ON runs (tenant_id, status, created_at, uid);
+CREATE INDEX runs_newest ON runs (tenant_id, created_at);
+CREATE INDEX runs_status ON runs (tenant_id, status, created_at);
 
 CREATE TABLE bindings (
     tenant_id TEXT NOT NULL,

@@ -324,6 +324,9 @@ pub trait ExecutorStore: Send + Sync {
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError>;
 }
 
+/// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
+const FORGET_NODE_MS: i64 = 24 * 60 * 60 * 1000;
+
 /// One database that does both.
 pub trait Store: RunStore + ExecutorStore {}
 

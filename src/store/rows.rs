@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::codec::{CallRow, encode, stored_event};
-use super::{StoreError, StoredEvent};
+use super::{Admission, StoreError, StoredEvent};
 use crate::run::commit::{Commit, Next};
 use crate::run::ids::CallKey;
 use crate::run::time::Timestamp;
@@ -78,6 +78,15 @@ impl CommitRows {
                 None => None,
             },
         })
+    }
+
+    /// The first rows of a run.
+    pub(super) fn of_admission(admission: &Admission) -> Result<Self, StoreError> {
+        let rows = Self::encode(&admission.commit)?;
+        if rows.expected != 0 || rows.base_seq != 0 || rows.binding.is_none() {
+            return Err(StoreError::Rejected("a run begins with revision 1, event 1 and a binding".to_owned()));
+        }
+        Ok(rows)
     }
 
     /// The same rows for a run that nobody owns: whoever is to go on with it is due now.

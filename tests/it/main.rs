@@ -3,6 +3,7 @@
 
 mod architecture;
 mod documents;
+mod durability;
 mod http;
 mod mcp;
 mod model;
@@ -10,3 +11,4 @@ mod runs;
 mod source;
 mod store;
 mod support;
+mod whole;

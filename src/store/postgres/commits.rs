@@ -11,26 +11,28 @@ use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::rows::CommitRows;
 use crate::store::{OwnedCommit, StoreError};
 
-/// The rows beside the heads, for the heads that `h (i, tenant_id, uid, binding_revision, binding)` lists. A call that
-/// is known moves on; its arguments are not written again.
+/// The rows beside the heads, for the heads that `h` lists. Each head knows its slice of the arrays (`m` messages, `k`
+/// calls, `e` events), so nothing is joined and a plan cannot go wrong with the size of a batch. A call that is known
+/// moves on; its arguments are not written again.
 macro_rules! insert_rows {
     () => {
         "bound AS (INSERT INTO bindings (tenant_id, run_uid, revision, body) \
            SELECT h.tenant_id, h.uid, h.binding_revision, h.binding::json FROM h WHERE h.binding IS NOT NULL), \
          said AS (INSERT INTO messages (tenant_id, run_uid, pos, body) \
-           SELECT h.tenant_id, h.uid, m.pos, m.body::json \
-           FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS m (i, pos, body) JOIN h ON h.i = m.i), \
+           SELECT h.tenant_id, h.uid, m.pos, m.body::json FROM h CROSS JOIN LATERAL unnest( \
+             ($1::bigint[])[h.m_from:h.m_to], ($2::text[])[h.m_from:h.m_to]) AS m (pos, body)), \
          called AS (INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output) \
            SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.input::json, k.body::json, \
-             k.output::json \
-           FROM unnest($4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::bigint[], $9::text[], $10::text[], \
-             $11::text[]) AS k (i, turn, pos, stage, undecided_since, input, body, output) JOIN h ON h.i = k.i \
+             k.output::json FROM h CROSS JOIN LATERAL unnest( \
+             ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
+             ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
+             ($9::text[])[h.k_from:h.k_to]) AS k (turn, pos, stage, undecided_since, input, body, output) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body) \
-           SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json \
-           FROM unnest($12::bigint[], $13::bigint[], $14::bigint[], $15::text[], $16::text[]) \
-             AS e (i, seq, at, kind, body) JOIN h ON h.i = e.i)"
+           SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json FROM h CROSS JOIN LATERAL unnest( \
+             ($10::bigint[])[h.e_from:h.e_to], ($11::bigint[])[h.e_from:h.e_to], ($12::text[])[h.e_from:h.e_to], \
+             ($13::text[])[h.e_from:h.e_to]) AS e (seq, at, kind, body))"
     };
 }
 pub(super) use insert_rows;
@@ -50,15 +52,18 @@ macro_rules! apply_commits {
                  WHEN r.cancel_requested_by IS NOT NULL THEN now_ms() ELSE c.due_in + now_ms() END, \
                attention = r.attention AND NOT c.terminal, \
                cancel_requested_by = CASE WHEN c.terminal THEN NULL ELSE r.cancel_requested_by END \
-             FROM unnest($17::bigint[], $18::text[], $19::uuid[], $20::bigint[], $21::bigint[], $22::bigint[], \
-                 $23::text[], $24::text[], $25::bigint[], $26::bigint[], $27::bigint[], $28::text[], $29::bigint[], \
-                 $30::bigint[], $31::bigint[], $32::text[], $33::boolean[], $34::boolean[], $35::bigint[]) \
+             FROM unnest($14::bigint[], $15::text[], $16::uuid[], $17::bigint[], $18::bigint[], $19::bigint[], \
+                 $20::text[], $21::text[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], \
+                 $26::bigint[], $27::bigint[], $28::bigint[], $29::text[], $30::boolean[], $31::boolean[], \
+                 $32::bigint[], $33::int[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[]) \
                AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
-                 updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in) \
+                 updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in, \
+                 m_from, m_to, k_from, k_to, e_from, e_to) \
              WHERE r.tenant_id = c.tenant_id AND r.uid = c.uid AND r.fence = c.fence AND r.revision = c.expected \
                AND r.last_seq = c.base_seq AND r.owner IS ",
             $owner,
-            " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding), ",
+            " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding, c.m_from, c.m_to, \
+               c.k_from, c.k_to, c.e_from, c.e_to), ",
             insert_rows!(),
             ", purged AS (DELETE FROM run_secrets s USING h \
                WHERE s.tenant_id = h.tenant_id AND s.run_uid = h.uid AND h.terminal) \
@@ -123,6 +128,8 @@ struct Batch<'a> {
     lets_go: Vec<bool>,
     terminal: Vec<bool>,
     due_in: Vec<Option<i64>>,
+    /// Where its rows stand in `rows`: messages, calls, events.
+    slices: [Slices; 3],
     rows: Rows<'a>,
 }
 
@@ -148,7 +155,14 @@ impl<'a> Batch<'a> {
         self.lets_go.push(rows.lets_go);
         self.terminal.push(rows.terminal);
         self.due_in.push(rows.due_in);
-        self.rows.push(i, rows);
+        let before = self.rows.lengths();
+        self.rows.push(rows);
+        let after = self.rows.lengths();
+        for ((slices, before), after) in self.slices.iter_mut().zip(before).zip(after) {
+            // Arrays count from 1, both ends belong to the slice.
+            slices.from.push(before.saturating_add(1));
+            slices.to.push(after);
+        }
     }
 
     /// Answers the numbers of those that took. A deadlock's victim wrote nothing and tries once more.
@@ -163,7 +177,8 @@ impl<'a> Batch<'a> {
     }
 
     fn query(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
-        self.rows
+        let query = self
+            .rows
             .bind(sqlx::query(sql))
             .bind(&self.i)
             .bind(&self.tenant)
@@ -183,7 +198,8 @@ impl<'a> Batch<'a> {
             .bind(&self.binding)
             .bind(&self.lets_go)
             .bind(&self.terminal)
-            .bind(&self.due_in)
+            .bind(&self.due_in);
+        self.slices.iter().fold(query, |query, slices| query.bind(&slices.from).bind(&slices.to))
     }
 }
 
@@ -191,17 +207,23 @@ fn numbers(rows: &[sqlx::postgres::PgRow]) -> Result<Vec<i64>, StoreError> {
     rows.iter().map(|row| Ok(sqlx::Row::try_get(row, 0)?)).collect()
 }
 
-/// The arrays that `insert_rows!` reads; `i` says whose row it is.
+#[derive(Default)]
+struct Slices {
+    from: Vec<i32>,
+    to: Vec<i32>,
+}
+
+/// The arrays that `insert_rows!` reads.
 #[derive(Default)]
 pub(super) struct Rows<'a> {
-    messages: (Vec<i64>, Vec<i64>, Vec<&'a str>),
+    positions: Vec<i64>,
+    messages: Vec<&'a str>,
     calls: Calls<'a>,
     events: Events<'a>,
 }
 
 #[derive(Default)]
 struct Calls<'a> {
-    i: Vec<i64>,
     turn: Vec<i64>,
     pos: Vec<i64>,
     stage: Vec<&'a str>,
@@ -213,7 +235,6 @@ struct Calls<'a> {
 
 #[derive(Default)]
 struct Events<'a> {
-    i: Vec<i64>,
     seq: Vec<i64>,
     at: Vec<i64>,
     kind: Vec<&'a str>,
@@ -221,14 +242,12 @@ struct Events<'a> {
 }
 
 impl<'a> Rows<'a> {
-    pub(super) fn push(&mut self, i: i64, rows: &'a CommitRows) {
+    pub(super) fn push(&mut self, rows: &'a CommitRows) {
         for (position, body) in &rows.messages {
-            self.messages.0.push(i);
-            self.messages.1.push(*position);
-            self.messages.2.push(body);
+            self.positions.push(*position);
+            self.messages.push(body);
         }
         for call in &rows.calls {
-            self.calls.i.push(i);
             self.calls.turn.push(call.turn);
             self.calls.pos.push(call.pos);
             self.calls.stage.push(call.stage);
@@ -238,7 +257,6 @@ impl<'a> Rows<'a> {
             self.calls.output.push(call.output.as_deref());
         }
         for row in &rows.events {
-            self.events.i.push(i);
             self.events.seq.push(row.event.seq);
             self.events.at.push(row.at);
             self.events.kind.push(&row.event.kind);
@@ -246,13 +264,17 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Binds `$1` to `$16`.
+    /// How many messages, calls and events there are.
+    fn lengths(&self) -> [i32; 3] {
+        [self.messages.len(), self.calls.pos.len(), self.events.seq.len()]
+            .map(|length| i32::try_from(length).unwrap_or(i32::MAX))
+    }
+
+    /// Binds `$1` to `$13`.
     pub(super) fn bind<'q>(&'q self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
         query
-            .bind(&self.messages.0)
-            .bind(&self.messages.1)
-            .bind(&self.messages.2)
-            .bind(&self.calls.i)
+            .bind(&self.positions)
+            .bind(&self.messages)
             .bind(&self.calls.turn)
             .bind(&self.calls.pos)
             .bind(&self.calls.stage)
@@ -260,7 +282,6 @@ impl<'a> Rows<'a> {
             .bind(&self.calls.input)
             .bind(&self.calls.body)
             .bind(&self.calls.output)
-            .bind(&self.events.i)
             .bind(&self.events.seq)
             .bind(&self.events.at)
             .bind(&self.events.kind)

@@ -49,11 +49,19 @@ impl PostgresStore {
             ("synchronous_commit", "on"),
             // No half-done transaction outlives a lease.
             ("idle_in_transaction_session_timeout", "5000"),
+            ("statement_timeout", "30000"),
         ]);
         let pool = pool_options(CONNECTIONS).connect_with(options.clone()).await?;
-        // Planning the big statement for its arguments costs more than running it, and the tables are only ever
-        // reached by their keys.
-        let options = options.options([("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")]);
+        // Planning the big statement for its arguments costs more than running it. The one plan must be right for any
+        // batch and any table, also one without statistics: probe each run by its key, and nothing else.
+        let options = options.options([
+            ("plan_cache_mode", "force_generic_plan"),
+            ("enable_seqscan", "off"),
+            ("enable_bitmapscan", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("enable_material", "off"),
+        ]);
         let writer = pool_options(1).connect_with(options).await?;
         Ok(Self { pool, writer })
     }

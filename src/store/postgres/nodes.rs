@@ -5,7 +5,7 @@ use sqlx::postgres::PgRow;
 
 use super::PostgresStore;
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
-use crate::store::{Beat, Claim, StoreError, codec};
+use crate::store::{Beat, Claim, FORGET_NODE_MS, StoreError, codec};
 
 /// The advisory lock of claimers: its number means nothing.
 const CLAIM_LOCK: i64 = 0x0c1a_1a1a;
@@ -71,6 +71,13 @@ pub(super) async fn node_reap(store: &PostgresStore, lease_ms: i64) -> Result<u6
     .execute(&mut *tx)
     .await?
     .rows_affected();
+    sqlx::query(
+        "DELETE FROM nodes n WHERE n.dead_at < now_ms() - $1 \
+           AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.owner = n.node_id)",
+    )
+    .bind(FORGET_NODE_MS)
+    .execute(&mut *tx)
+    .await?;
     tx.commit().await?;
     Ok(freed)
 }

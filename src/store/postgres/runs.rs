@@ -13,7 +13,7 @@ use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, StoreError};
 
 pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> Result<Admitted, StoreError> {
-    let rows = CommitRows::encode(&admission.commit)?;
+    let rows = CommitRows::of_admission(admission)?;
     let mut tx = store.pool.begin().await?;
     // The key comes first: a request sent twice at once must find its own answer, not that its run exists. The second
     // waits here until the first has committed.
@@ -43,20 +43,21 @@ async fn run_insert(
     const SQL: &str = concat!(
         "WITH h AS (INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, \
              attempt, crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
-           SELECT $17, $18, $19, $20, $21, 1, (taker.owner IS NOT NULL)::int, $22, taker.owner, \
-             CASE WHEN taker.owner IS NULL THEN $23 + now_ms() END, $24, $25, $26, $27::json, $28::json, $29::json, \
-             $30, $31, $32, $33 \
-           FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $34 AND dead_at IS NULL) AS owner) AS taker \
+           SELECT $14, $15, $16, $17, $18, 1, (taker.owner IS NOT NULL)::int, $19, taker.owner, \
+             CASE WHEN taker.owner IS NULL THEN $20 + now_ms() END, $21, $22, $23, $24::json, $25::json, $26::json, \
+             $27, $28, $29, $30 \
+           FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $31 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
-           RETURNING 0::bigint AS i, tenant_id, uid, binding_revision, $35::text AS binding), ",
+           RETURNING tenant_id, uid, binding_revision, $32::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
+             1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($10) AS e_to), ",
         insert_rows!(),
         ", sealed AS (INSERT INTO run_secrets (tenant_id, run_uid, name, key_id, sealed) \
            SELECT h.tenant_id, h.uid, s.name, s.key_id, s.sealed \
-           FROM unnest($36::text[], $37::text[], $38::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
+           FROM unnest($33::text[], $34::text[], $35::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
          SELECT count(*) FROM h"
     );
     let mut arrays = Rows::default();
-    arrays.push(0, rows);
+    arrays.push(rows);
     let secrets = if rows.terminal { [].as_slice() } else { admission.secrets.as_slice() };
     let inserted: i64 = arrays
         .bind(sqlx::query(SQL))

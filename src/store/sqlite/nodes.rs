@@ -5,7 +5,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::{SqliteStore, now_ms};
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
-use crate::store::{Beat, Claim, StoreError, codec};
+use crate::store::{Beat, Claim, FORGET_NODE_MS, StoreError, codec};
 
 pub(super) async fn ping(store: &SqliteStore) -> Result<(), StoreError> {
     sqlx::query("SELECT count(*) FROM nodes").execute(&store.reader).await?;
@@ -84,6 +84,14 @@ pub(super) async fn node_reap(store: &SqliteStore, lease_ms: i64) -> Result<u64,
     .execute(&mut *tx)
     .await?;
     let freed = sqlx::query(FREE_RUNS).execute(&mut *tx).await?.rows_affected();
+    sqlx::query(concat!(
+        "DELETE FROM nodes WHERE dead_at < ",
+        now_ms!(),
+        " - ?1 AND NOT EXISTS (SELECT 1 FROM runs WHERE owner = node_id)"
+    ))
+    .bind(FORGET_NODE_MS)
+    .execute(&mut *tx)
+    .await?;
     tx.commit().await?;
     Ok(freed)
 }

@@ -15,7 +15,7 @@ use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, SealedSecret, StoreError};
 
 pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Result<Admitted, StoreError> {
-    let rows = CommitRows::encode(&admission.commit)?;
+    let rows = CommitRows::of_admission(admission)?;
     let mut tx = store.write().await?;
     // The key comes first: a request sent twice at once must find its own answer, not that its run exists.
     if let Some(request) = &admission.idempotency

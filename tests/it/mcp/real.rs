@@ -1,6 +1,5 @@
 //! Servers that nobody here wrote: the reference server (older era, sessions) and FastMCP (both eras).
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{acme, charge, class, object, pool, target};
+use crate::support::counterparts::{everything, ledger_lines, ledger_server};
 use crate::support::process::{Process, testworld};
 
 const FRESH: Duration = Duration::from_mins(1);
@@ -34,32 +34,6 @@ fn patient(url: &str) -> McpTarget {
     target.timeouts.call_ms = 20_000;
     target.timeouts.call_total_ms = 60_000;
     target
-}
-
-async fn everything() -> Option<Process> {
-    let program = testworld("npm/node_modules/.bin/mcp-server-everything")?;
-    let command = |port: u16| {
-        let mut command = Command::new(&program);
-        command.arg("streamableHttp").env("PORT", port.to_string());
-        command
-    };
-    Some(Process::start(command).await)
-}
-
-async fn ledger_server(ledger: &Path) -> Option<Process> {
-    let python = testworld("py/bin/python")?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/world/ledger_server.py");
-    let command = |port: u16| {
-        let mut command = Command::new(&python);
-        command.arg(&script).args(["--port", &port.to_string(), "--ledger"]).arg(ledger);
-        command
-    };
-    Some(Process::start(command).await)
-}
-
-fn lines(ledger: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(ledger).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
@@ -130,9 +104,9 @@ async fn fastmcp_executes_each_call_once_and_sees_its_key() {
     let failed = call(&pool, &target, "fail", json!({})).await;
     let Outcome::Answered(Answer::Failed { error, .. }) = &failed else { panic!("{failed:?}") };
     assert!(error.message.contains("declined"), "{error:?}");
-    let tools: Vec<Value> = lines(&ledger).iter().map(|line| line["tool"].clone()).collect();
+    let tools: Vec<Value> = ledger_lines(&ledger).iter().map(|line| line["tool"].clone()).collect();
     assert_eq!(tools, ["charge", "lookup_order", "fail"]);
-    assert!(lines(&ledger).iter().all(|line| line["idempotency_key"] == "key-1"), "{:?}", lines(&ledger));
+    assert!(ledger_lines(&ledger).iter().all(|line| line["idempotency_key"] == "key-1"), "{:?}", ledger_lines(&ledger));
 }
 
 #[tokio::test]
@@ -145,7 +119,7 @@ async fn b212_a_fastmcp_server_killed_in_a_call_leaves_an_unknown_outcome_and_on
     let calling = call(&pool, &target, "slow", json!({ "ms": 30_000 }));
     let killing = async {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
-        while lines(&ledger).len() < 2 {
+        while ledger_lines(&ledger).len() < 2 {
             assert!(tokio::time::Instant::now() < deadline, "the call never arrived");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -153,7 +127,7 @@ async fn b212_a_fastmcp_server_killed_in_a_call_leaves_an_unknown_outcome_and_on
     };
     let (outcome, ()) = tokio::join!(calling, killing);
     assert_eq!(class(&outcome), "unknown lost-response", "{outcome:?}");
-    assert_eq!(lines(&ledger).len(), 2);
+    assert_eq!(ledger_lines(&ledger).len(), 2);
     let refused = call(&pool, &target, "charge", json!({ "amount": 1 })).await;
     assert_eq!(class(&refused), "not sent mcp-unreachable", "{refused:?}");
 }

@@ -1,24 +1,12 @@
 //! Both protocols as aimock speaks them, a server nobody here wrote; its answers stand in `tests/world/aimock`.
 
-use std::process::Command;
-
 use countersign::model::ModelErrorKind;
 use countersign::run::spec::{FinishReason, Provider};
 use serde_json::{Value, json};
 
 use super::{PROTOCOLS, after, ask, is_retryable, request};
-use crate::support::process::{Process, testworld};
-
-async fn aimock() -> Option<Process> {
-    let program = testworld("npm/node_modules/.bin/llmock")?;
-    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/world/aimock/model.json");
-    let command = |port: u16| {
-        let mut command = Command::new(&program);
-        command.args(["-p", &port.to_string(), "-f", fixtures, "--log-level", "warn"]);
-        command
-    };
-    Some(Process::start(command).await)
-}
+use crate::support::counterparts::aimock;
+use crate::support::process::Process;
 
 fn base(server: &Process, provider: Provider) -> String {
     match provider {
@@ -35,7 +23,7 @@ async fn journal(server: &Process) -> Value {
 
 #[tokio::test]
 async fn two_calls_and_their_results_make_a_conversation() {
-    let Some(server) = aimock().await else { return };
+    let Some(server) = aimock("model.json").await else { return };
     for provider in PROTOCOLS {
         let first = request(provider, &base(&server, provider), "parallel please");
         let turn = ask(first.clone()).await.turn();
@@ -58,7 +46,7 @@ async fn two_calls_and_their_results_make_a_conversation() {
 
 #[tokio::test]
 async fn every_failure_of_the_server_has_its_remedy() {
-    let Some(server) = aimock().await else { return };
+    let Some(server) = aimock("model.json").await else { return };
     for provider in PROTOCOLS {
         let say = |words: &str| ask(request(provider, &base(&server, provider), words));
         let cut = say("cutoff").await;
@@ -76,14 +64,14 @@ async fn every_failure_of_the_server_has_its_remedy() {
 
 #[tokio::test]
 async fn arguments_that_are_no_json_are_kept_as_they_were_written() {
-    let Some(server) = aimock().await else { return };
+    let Some(server) = aimock("model.json").await else { return };
     let turn = ask(request(Provider::Openai, &base(&server, Provider::Openai), "badargs")).await.turn();
     assert_eq!(turn.calls[0].arguments, r#"{"a": 1, "b": "#);
 }
 
 #[tokio::test]
 async fn thoughts_and_the_length_limit_are_told_apart_from_an_answer() {
-    let Some(server) = aimock().await else { return };
+    let Some(server) = aimock("model.json").await else { return };
     for provider in PROTOCOLS {
         let turn = ask(request(provider, &base(&server, provider), "thinking")).await.turn();
         assert_eq!(turn.text, "Four.");

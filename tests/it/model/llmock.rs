@@ -1,7 +1,6 @@
 //! Both protocols as llmock speaks them, a server nobody here wrote, which also judges its clients: whether they took a
 //! cut answer for a whole one, came back too early, or never came back.
 
-use std::process::Command;
 use std::time::Duration;
 
 use countersign::model::{ModelErrorKind, ModelRequest};
@@ -10,36 +9,17 @@ use countersign::run::spec::{FinishReason, Provider};
 use serde_json::{Value, json};
 
 use super::{PROTOCOLS, after, ask_within, request};
-use crate::support::process::{Process, testworld};
+use crate::support::counterparts::{llmock, llmock_script};
+use crate::support::process::Process;
 
 /// How long a silent stream is waited for; the server stalls for longer.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-async fn llmock() -> Option<Process> {
-    let program = testworld("py/bin/llmock")?;
-    let command = |port: u16| {
-        let mut command = Command::new(&program);
-        command.args(["serve", "-h", "127.0.0.1", "-p", &port.to_string(), "--log-level", "warning"]);
-        // Slow enough that it sees who stops reading.
-        command.args(["--stream-chunk-delay-ms", "30"]);
-        command
-    };
-    Some(Process::start(command).await)
-}
 
 fn base(server: &Process, provider: Provider) -> String {
     match provider {
         Provider::Openai => server.url("/v1"),
         Provider::Anthropic | Provider::Scripted => server.url("/anthropic"),
     }
-}
-
-async fn script(server: &Process, behaviors: Value) {
-    let body = json!({ "behaviors": behaviors }).to_string();
-    let sent = reqwest::Client::new().post(server.url("/_llmock/scenario")).body(body).send().await;
-    let answer = sent.expect("an answer");
-    let (status, text) = (answer.status(), answer.text().await.unwrap_or_default());
-    assert!(status.is_success(), "{status} {text}");
 }
 
 async fn verdict(server: &Process) -> String {
@@ -69,7 +49,7 @@ async fn two_calls_and_their_results_make_a_conversation() {
     for provider in PROTOCOLS {
         let calls = json!([{ "name": "add", "arguments": { "a": 1, "b": 2 } },
             { "name": "put", "arguments": { "key": "k", "value": "vé😀" } }]);
-        script(&server, json!([{ "type": "reply", "text": "Let me look.", "tool_calls": calls }])).await;
+        llmock_script(&server, json!([{ "type": "reply", "text": "Let me look.", "tool_calls": calls }])).await;
         let first = request(provider, &base(&server, provider), "do both");
         let (turn, _) = persist(&first).await;
         assert_eq!(turn.finish_reason, FinishReason::ToolCalls, "{provider:?}");
@@ -87,7 +67,7 @@ async fn two_calls_and_their_results_make_a_conversation() {
 
 async fn check_failures(provider: Provider) {
     let Some(server) = llmock().await else { return };
-    script(&server, json!([{ "type": "reply", "text": "one two three four five", "times": null }])).await;
+    llmock_script(&server, json!([{ "type": "reply", "text": "one two three four five", "times": null }])).await;
     let fault = |kind: &str, chunks: u32| json!({ "type": "stream_fault", "kind": kind, "after_chunks": chunks });
     for (name, behaviors, attempts) in [
         ("truncated", json!([fault("truncate", 3)]), 2),
@@ -98,7 +78,7 @@ async fn check_failures(provider: Provider) {
         ("limited", json!([{ "type": "fail", "status": 429, "retry_after": 1.0 }]), 2),
         ("overloaded twice", json!([{ "type": "fail", "status": 503, "times": 2 }]), 3),
     ] {
-        script(&server, behaviors).await;
+        llmock_script(&server, behaviors).await;
         let (turn, took) = persist(&request(provider, &base(&server, provider), name)).await;
         assert_eq!(took, attempts, "{provider:?} {name}: {turn:?}");
     }
@@ -125,7 +105,7 @@ async fn a_request_that_cannot_succeed_is_not_repeated() {
             (400, "bad", ModelErrorKind::Refused),
             (404, "model_not_found", ModelErrorKind::Refused),
         ] {
-            script(&server, json!([{ "type": "fail", "status": status, "code": code, "message": "no" }])).await;
+            llmock_script(&server, json!([{ "type": "fail", "status": status, "code": code, "message": "no" }])).await;
             let asked = request(provider, &base(&server, provider), &format!("fail with {status}"));
             let error = ask_within(PATIENCE, asked).await.error();
             assert_eq!(error.kind, kind, "{provider:?} {error}");

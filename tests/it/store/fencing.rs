@@ -111,6 +111,9 @@ async fn numbers(database: Database) {
         let decided = store.run_decide(&run.tenant, run.uid, claim.fence, &commit).await;
         assert!(matches!(decided, Err(StoreError::Rejected(_))), "{what}");
     }
+    let mut unbound = Draft::new("acme", "r-2").admission(None);
+    unbound.commit.binding = None;
+    assert!(matches!(store.run_admit(unbound).await, Err(StoreError::Rejected(_))), "a run has a binding");
     // Consistent in itself, but not with what is stored.
     let mut later = commit.clone();
     later.head.last_seq += 5;

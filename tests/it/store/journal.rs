@@ -284,3 +284,32 @@ async fn unavailable(database: Database) {
     let result = running.journal.commit(&claim, run.next()).await;
     assert!(matches!(result, Err(JournalError::Unavailable(_))), "{result:?}");
 }
+
+#[tokio::test]
+async fn connections_that_die_are_replaced() {
+    let database = Database::postgres().await;
+    let store = database.open().await;
+    let node = node(&*store).await;
+    let running = start(Watched::new(&store, true));
+    let mut run = Draft::new("acme", "r-1");
+    let claim = run.admit_owned(&*store, node).await;
+    running.journal.commit(&claim, run.next()).await.unwrap();
+    database
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        .await;
+    let commit = run.next();
+    let (journal, claim, commit) = (&running.journal, &claim, &commit);
+    // A dead connection is either found before it is used, or the commit on it is not acknowledged; never a lost lease.
+    eventually("the journal writes again", || async move {
+        match journal.commit(claim, commit.clone()).await {
+            Ok(()) => true,
+            Err(JournalError::Unavailable(_)) => false,
+            Err(other) => panic!("{other:?}"),
+        }
+    })
+    .await;
+    eventually("the store answers", || async { store.ping().await.is_ok() }).await;
+}

@@ -21,6 +21,7 @@ both_stores! {
     the_runs_of_a_node_that_says_good_bye_are_due => retire,
     a_run_is_due_when_its_commit_said => due_times,
     a_wish_to_cancel_reaches_the_owner_and_whoever_comes_after => wishes,
+    a_dead_node_is_forgotten_after_a_day => forgotten,
     a_node_that_was_taken_for_dead_learns_it_and_claims_nothing => dead_node,
 }
 
@@ -219,6 +220,23 @@ async fn dead_node(database: Database) {
     }
     store.node_register(dead).await.unwrap();
     assert_eq!(store.run_claim(dead, 10, 10).await.unwrap().len(), 1);
+}
+
+async fn forgotten(database: Database) {
+    let store = database.open().await;
+    let dead = node(&*store).await;
+    store.node_retire(dead).await.unwrap();
+    store.node_reap(60_000).await.unwrap();
+    // Still known: to change the row, there must be one.
+    database.execute("UPDATE nodes SET dead_at = dead_at - 86399000, started_at = 7").await;
+    store.node_reap(60_000).await.unwrap();
+    store.node_register(dead).await.unwrap();
+    let rows = |sql: &'static str| database.count(sql);
+    assert_eq!(rows("SELECT count(*) FROM nodes WHERE started_at = 7").await, 1);
+    store.node_retire(dead).await.unwrap();
+    database.execute("UPDATE nodes SET dead_at = dead_at - 86401000").await;
+    store.node_reap(60_000).await.unwrap();
+    assert_eq!(rows("SELECT count(*) FROM nodes").await, 0);
 }
 
 mod alone {

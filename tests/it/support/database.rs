@@ -62,7 +62,7 @@ impl Database {
         store::open(&self.url, true).await.expect("the test's database opens")
     }
 
-    /// Runs SQL behind the store's back; `{uid}` style building is the test's business.
+    /// Runs SQL behind the store's back.
     pub(crate) async fn execute(&self, sql: &str) {
         match &self.kind {
             Kind::Sqlite { .. } => {
@@ -74,6 +74,18 @@ impl Database {
                 let mut connection = PgConnection::connect(&self.url).await.expect("the database answers");
                 execute(&mut connection, sql.to_owned()).await;
             }
+        }
+    }
+
+    /// The number that a query answers.
+    pub(crate) async fn count(&self, sql: &str) -> i64 {
+        let sql = AssertSqlSafe(sql.to_owned());
+        if self.is_postgres() {
+            let mut connection = PgConnection::connect(&self.url).await.expect("the database answers");
+            sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("a number")
+        } else {
+            let mut connection = sqlx::SqliteConnection::connect(&self.url).await.expect("the file opens");
+            sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("a number")
         }
     }
 

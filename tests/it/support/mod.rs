@@ -1,6 +1,8 @@
 //! What several tests share.
 
+pub(crate) mod counterparts;
 pub(crate) mod database;
 pub(crate) mod fake_mcp;
 pub(crate) mod process;
+pub(crate) mod product;
 pub(crate) mod world;

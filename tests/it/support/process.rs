@@ -87,6 +87,27 @@ impl Process {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
+    /// Sends it a signal by name, e.g. `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the signal {name} was not sent");
+    }
+
+    /// Waits until it ended by itself.
+    ///
+    /// # Panics
+    /// With its output, when it does not end in time.
+    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + READY_WITHIN;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the state of the child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {}", self.output());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// What it printed so far.
     pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()

@@ -1,0 +1,76 @@
+//! The counterparts that nobody here wrote, as `scripts/testworld` installs them. Each is `None`, with a visible note,
+//! where its registry could not be reached.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::process::{Process, testworld};
+
+/// The reference MCP server, over Streamable HTTP.
+pub(crate) async fn everything() -> Option<Process> {
+    let program = testworld("npm/node_modules/.bin/mcp-server-everything")?;
+    let command = |port: u16| {
+        let mut command = Command::new(&program);
+        command.arg("streamableHttp").env("PORT", port.to_string());
+        command
+    };
+    Some(Process::start(command).await)
+}
+
+/// A FastMCP server whose tools leave a line in a file: what stands there really happened.
+pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
+    let python = testworld("py/bin/python")?;
+    let script = world("ledger_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string(), "--ledger"]).arg(ledger);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
+/// What the ledger server really did.
+pub(crate) fn ledger_lines(ledger: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(ledger).unwrap_or_default();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A fake model server with the answers of a file in `tests/world/aimock`.
+pub(crate) async fn aimock(fixtures: &str) -> Option<Process> {
+    let program = testworld("npm/node_modules/.bin/llmock")?;
+    let fixtures = world("aimock").join(fixtures);
+    let command = |port: u16| {
+        let mut command = Command::new(&program);
+        command.args(["-p", &port.to_string(), "--log-level", "warn", "-f"]).arg(&fixtures);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
+/// Another fake model server, which also judges its clients.
+pub(crate) async fn llmock() -> Option<Process> {
+    let program = testworld("py/bin/llmock")?;
+    let command = |port: u16| {
+        let mut command = Command::new(&program);
+        command.args(["serve", "-h", "127.0.0.1", "-p", &port.to_string(), "--log-level", "warning"]);
+        // Slow enough that it sees who stops reading.
+        command.args(["--stream-chunk-delay-ms", "30"]);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
+/// Gives llmock the answers to come.
+pub(crate) async fn llmock_script(server: &Process, behaviors: Value) {
+    let body = serde_json::json!({ "behaviors": behaviors }).to_string();
+    let sent = reqwest::Client::new().post(server.url("/_llmock/scenario")).body(body).send().await;
+    let answer = sent.expect("an answer");
+    let (status, text) = (answer.status(), answer.text().await.unwrap_or_default());
+    assert!(status.is_success(), "{status} {text}");
+}
+
+fn world(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/world").join(name)
+}
