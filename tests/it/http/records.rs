@@ -17,9 +17,27 @@ fn charges(id: &str, url: &str) -> Value {
 
 /// The fields of a receipt, in the contract's order.
 const FIELDS: [&str; 21] = [
-    "run_id", "turn", "position", "call_id", "tool", "server_tool", "server", "backend", "stage",
-    "side_effect_class", "replay", "attempt", "idempotency_key", "input", "output", "error", "cause", "since",
-    "decided_by", "created_at", "settled_at",
+    "run_id",
+    "turn",
+    "position",
+    "call_id",
+    "tool",
+    "server_tool",
+    "server",
+    "backend",
+    "stage",
+    "side_effect_class",
+    "replay",
+    "attempt",
+    "idempotency_key",
+    "input",
+    "output",
+    "error",
+    "cause",
+    "since",
+    "decided_by",
+    "created_at",
+    "settled_at",
 ];
 
 #[tokio::test]
