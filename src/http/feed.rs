@@ -53,10 +53,10 @@ enum Sign {
 
 /// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
 pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    let Feed { api, caller, uid, mut after } = feed;
+    let mut subscription = api.hub.subscribe(uid);
     async_stream::stream! {
-        let Feed { api, caller, uid, mut after } = feed;
         let _reading = Reading::begin();
-        let mut subscription = api.hub.subscribe(uid);
         let ends = ends(&api, &caller);
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -118,9 +118,10 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
 
 /// Status and result events of a tenant's runs, from now on.
 pub(super) fn tenant_events(api: Arc<Api>, caller: Caller) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    // Followed from here on, not from the first look at the stream: the answer's head says that it is live.
+    let mut subscription = api.hub.subscribe_tenant(&caller.tenant);
     async_stream::stream! {
         let _reading = Reading::begin();
-        let mut subscription = api.hub.subscribe_tenant(&caller.tenant);
         let ends = ends(&api, &caller);
         yield Ok(Bytes::from_static(RETRY.as_bytes()));
         loop {

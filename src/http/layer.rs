@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use tokio::time::Instant;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
@@ -95,12 +95,9 @@ pub(super) async fn no_route() -> ApiError {
     ApiError::NotFound("there is nothing at this address")
 }
 
-/// No such method; a bare `OPTIONS` is told what there is.
-pub(super) async fn no_method(method: Method) -> Response {
-    if method == Method::OPTIONS {
-        return StatusCode::NO_CONTENT.into_response();
-    }
-    ApiError::MethodNotAllowed.into_response()
+/// No such method; the router says in `Allow` which there are.
+pub(super) async fn no_method() -> ApiError {
+    ApiError::MethodNotAllowed
 }
 
 /// Lets pages of these origins call the API. Tokens stand in a header, so no cookies are allowed.

@@ -158,10 +158,3 @@ fn name_payload(schemas: &mut Map<String, Value>) {
         data.insert("contentSchema".to_owned(), json!({ "$ref": "#/components/schemas/Event" }));
     }
 }
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn zz_write() {
-        std::fs::write("openapi/openapi.json", super::print(&super::document())).unwrap();
-    }
-}

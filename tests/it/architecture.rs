@@ -27,7 +27,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Modules that build everything and so know everything.
-const BUILDERS: &[&str] = &["app", "main", "lib"];
+const BUILDERS: &[&str] = &["app", "cli", "main", "lib"];
 
 /// Words that the core may not contain: it waits for nothing and asks nobody.
 const CORE_FORBIDS: &[&str] =

@@ -11,11 +11,15 @@ use countersign::auth::{AuthSettings, Grant, Tickets, Verifier, mint};
 use countersign::clock::{Clock, SystemClock};
 use countersign::config::Config;
 use countersign::http::{HttpSettings, Parts, Phase, router};
+use countersign::mcp::demo::{self, DemoLedger};
 use countersign::run::ids::{Actor, TenantId};
+use countersign::store::hub::Hub;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 /// The scopes of a caller who works with runs.
@@ -70,6 +74,15 @@ impl Answer {
 
 impl Server {
     pub(super) async fn start() -> Self {
+        Self::start_with(|app| Arc::clone(&app.hub)).await
+    }
+
+    /// A server whose readers hear nothing, as if other nodes drove all runs.
+    pub(super) async fn start_deaf() -> Self {
+        Self::start_with(|_| Arc::new(Hub::new())).await
+    }
+
+    async fn start_with(hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -78,7 +91,7 @@ impl Server {
         let parts = Parts {
             commands: Arc::clone(&app.commands),
             store: Arc::clone(&app.store) as Arc<_>,
-            hub: Arc::clone(&app.hub),
+            hub: hub(&app),
             verifier: Verifier::new(&config.auth, reqwest::Client::new()).unwrap(),
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
             clock,
@@ -162,4 +175,15 @@ pub(super) fn slow(delay_ms: u64) -> Value {
         "model": { "provider": "scripted", "name": "demo", "script": [{ "text": "late", "delay_ms": delay_ms }] },
         "input": "Take your time.",
     })
+}
+
+/// The demo MCP server on a free port, what it did, and its task.
+pub(super) async fn demo_mcp() -> (String, DemoLedger, JoinSet<()>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    let ledger = DemoLedger::default();
+    let router = demo::router(ledger.clone(), CancellationToken::new());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { axum::serve(listener, router).await.unwrap() });
+    (url, ledger, tasks)
 }

@@ -5,4 +5,5 @@ mod faults;
 mod harness;
 mod keys;
 mod probes;
+mod records;
 mod streams;
