@@ -120,29 +120,33 @@ async fn b201_calls_of_one_turn_go_to_their_own_servers_and_results_come_back_in
 }
 
 #[tokio::test]
-async fn a_model_server_that_judges_its_clients_has_nothing_to_say_of_a_run_it_first_refuses_and_cuts() {
-    let folder = tempfile::tempdir().unwrap();
-    let ledger = folder.path().join("ledger.jsonl");
-    let (Some(mcp), Some(models)) = (ledger_server(&ledger).await, llmock().await) else { return };
-    let charge =
-        json!({"type": "reply", "tool_calls": [{"id": "call_1", "name": "charge", "arguments": {"amount": 5}}]});
-    let answers = json!([
-        {"type": "fail", "status": 429, "retry_after": 1.0},
-        charge,
-        {"type": "stream_fault", "kind": "truncate", "after_chunks": 2},
-        {"type": "reply", "text": "Charged 5."},
-    ]);
-    llmock_script(&models, answers).await;
+async fn a_model_server_that_judges_its_clients_has_nothing_to_say_of_refused_and_cut_requests() {
+    let Some(models) = llmock().await else { return };
     let database = Database::sqlite().await;
     let product = Product::start(&database).await;
-    let body = json!({
-        "id": "r", "model": model(&models, "openai", "/v1"), "input": "Charge 5.", "mcp": [{"url": mcp.url("/mcp")}],
-    });
-    product.post("/v1/runs", &body, 201).await;
-    let run = product.rested("r").await;
-    assert_eq!((&run["status"], &run["output"]["text"]), (&json!("completed"), &json!("Charged 5.")), "{run}");
-    assert_eq!((&run["usage"]["model_requests"], &run["turns"]), (&json!(4), &json!(2)));
-    assert_eq!(ledger_lines(&ledger).len(), 1);
+    let faults = [
+        ("limited", json!({"type": "fail", "status": 429, "retry_after": 1.0})),
+        ("overloaded", json!({"type": "fail", "status": 503})),
+        ("cut", json!({"type": "stream_fault", "kind": "truncate", "after_chunks": 3})),
+        ("dropped", json!({"type": "stream_fault", "kind": "disconnect", "after_chunks": 2})),
+    ];
+    for (name, fault) in faults {
+        let answer = json!({"type": "reply", "text": "one two three four five", "times": null});
+        llmock_script(&models, json!([fault, answer])).await;
+        for (provider, path, requests) in [("openai", "/v1", 2), ("anthropic", "/anthropic", 1)] {
+            let id = format!("{name}-{provider}");
+            product
+                .post(
+                    "/v1/runs",
+                    &json!({"id": id, "model": model(&models, provider, path), "input": format!("Say it, {id}.")}),
+                    201,
+                )
+                .await;
+            let run = product.rested(&id).await;
+            assert_eq!(run["output"]["text"], "one two three four five", "{run}");
+            assert_eq!((&run["usage"]["model_requests"], &run["turns"]), (&json!(requests), &json!(1)), "{id}");
+        }
+    }
     let verdict = reqwest::get(models.url("/_llmock/verdict?format=text")).await.unwrap().text().await.unwrap();
     assert!(verdict.contains("PASS"), "{verdict}");
 }
