@@ -29,9 +29,6 @@ use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
 use crate::store::{Claim, RunStore, Store};
 
-/// How old a catalog may be when a run is admitted or resumed, or a leg begins, in milliseconds.
-const CATALOG_MAX_AGE_MS: u64 = 2_000;
-
 /// Time to reach a server that a tenant named.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -108,7 +105,10 @@ impl App {
             keys: Arc::clone(&config.keys),
             clock,
             executor: Arc::new(Local(executor.clone())),
-            allow: Allowances { scripted_models: config.allow_scripted_models, catalog_max_age_ms: CATALOG_MAX_AGE_MS },
+            allow: Allowances {
+                scripted_models: config.allow_scripted_models,
+                catalog_max_age_ms: config.catalog_max_age_ms.into(),
+            },
         });
         let drain = Duration::from_secs(config.drain_s.into());
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
@@ -249,7 +249,7 @@ fn executor_settings(config: &Config) -> ExecutorSettings {
         lease: Duration::from_secs(config.lease_s.into()),
         max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
         tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
-        catalog_max_age: Duration::from_millis(CATALOG_MAX_AGE_MS),
+        catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::run::binding::{Binding, BoundTool};
 use crate::run::call::{Backend, CallTarget};
 use crate::run::fact::Ruling;
-use crate::run::json::parse_strict;
+use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
 
 /// Names of available tools that a model is told when it calls an unknown one.
@@ -84,7 +84,13 @@ fn arguments(text: &str) -> Result<Value, String> {
         return Ok(Value::Object(Map::new()));
     }
     let value = parse_strict(text)?;
-    if value.is_object() { Ok(value) } else { Err("they are not a JSON object".to_owned()) }
+    if !value.is_object() {
+        return Err("they are not a JSON object".to_owned());
+    }
+    if is_too_deep(&value) {
+        return Err(format!("they are nested deeper than {MAX_DEPTH} levels"));
+    }
+    Ok(value)
 }
 
 fn unknown_tool(binding: &Binding, name: &str) -> String {
@@ -154,5 +160,7 @@ mod tests {
         check("charge", r#"{"amount": 5"#, Some("invalid-arguments"), "not valid");
         check("charge", "[5]", Some("invalid-arguments"), "not a JSON object");
         check("refund", "{}", Some("unknown-tool"), "Available: charge.");
+        let deep = format!(r#"{{"amount":5,"x":{}{}}}"#, "[".repeat(100), "]".repeat(100));
+        check("charge", &deep, Some("invalid-arguments"), "deeper than 100");
     }
 }

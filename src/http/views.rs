@@ -291,7 +291,7 @@ impl Receipt {
             error: None,
             cause: None,
             since: None,
-            decided_by: None,
+            decided_by: call.decided_by.map(|actor| actor.as_str().to_owned()),
             created_at: call.created_at,
             settled_at: None,
         };
@@ -316,9 +316,8 @@ impl Receipt {
             Stage::Failed { settled_at, error, output } => {
                 (self.settled_at, self.error, self.output) = (Some(settled_at), Some(error), output);
             }
-            Stage::Indeterminate { cause, since, authorized_by } => {
+            Stage::Indeterminate { cause, since, .. } => {
                 (self.cause, self.since) = (Some(cause.code()), Some(since));
-                self.decided_by = authorized_by.map(|actor| actor.as_str().to_owned());
             }
         }
     }

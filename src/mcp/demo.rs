@@ -154,11 +154,7 @@ fn tools() -> Vec<Tool> {
         schema
     };
     vec![
-        Tool::new(
-            "charge",
-            "Charge the card on file.",
-            object(json!({ "amount": { "type": "number", "description": "The amount to charge." } }), &["amount"]),
-        ),
+        Tool::new("charge", "Charge the card on file.", object(json!({ "amount": { "type": "number" } }), &["amount"])),
         Tool::new(
             "lookup_order",
             "Look up an order.",

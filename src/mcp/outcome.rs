@@ -31,6 +31,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::attempt::{HttpRefusal, Stage};
+use crate::run::json::{MAX_DEPTH, is_too_deep};
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
 
@@ -128,6 +129,10 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
         return failed("mcp-error", shortened(text), None);
     }
     let output = message.get_mut("result").map(Value::take).unwrap_or_default();
+    if is_too_deep(&output) {
+        let text = format!("The call was executed, but its result is nested deeper than {MAX_DEPTH} levels.");
+        return failed("result-too-large", text, None);
+    }
     match output.get("resultType").and_then(Value::as_str) {
         // The server started something in the background and only promises its end.
         Some("task") => return Outcome::Unknown(Cause::LostResponse),

@@ -74,6 +74,11 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
             assert_eq!(class(answered(message.clone()), ended), want, "{message}");
         }
         assert_eq!(class(Stage::TooLarge(9), ended), "failed result-too-large");
+        let deep = (0..110).fold(json!(1), |inner, _| json!([inner]));
+        assert_eq!(
+            class(answered(json!({ "result": { "structuredContent": deep } })), ended),
+            "failed result-too-large"
+        );
     }
 }
 

@@ -79,8 +79,8 @@ pub enum Stage {
         cause: Cause,
         /// Since when.
         since: Timestamp,
-        /// Who allowed exactly one more attempt.
-        authorized_by: Option<Actor>,
+        /// Whether exactly one more attempt was allowed.
+        authorized: bool,
     },
 }
 
@@ -123,6 +123,8 @@ pub struct Call {
     pub attempt: u32,
     /// What is true of it now.
     pub stage: Stage,
+    /// Who decided last how it goes on, when somebody did.
+    pub decided_by: Option<Actor>,
     /// When the model's turn was committed.
     pub created_at: Timestamp,
 }
@@ -143,9 +145,8 @@ impl Call {
     /// Whether only a person can say how the call goes on.
     pub fn is_undecided(&self) -> bool {
         match &self.stage {
-            Stage::Indeterminate { authorized_by: None, .. } => !self.repeats_by_itself(),
-            Stage::Indeterminate { authorized_by: Some(_), .. }
-            | Stage::Rejected { .. }
+            Stage::Indeterminate { authorized, .. } => !authorized && !self.repeats_by_itself(),
+            Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Completed { .. }

@@ -92,6 +92,23 @@ impl<'de> Visitor<'de> for Strict {
     }
 }
 
+/// Deepest nesting of arguments and results. The parser reads 127 levels, and a stored value sits inside others.
+pub const MAX_DEPTH: usize = 100;
+
+/// Whether a value is nested deeper than `MAX_DEPTH`: it could be written and never read again.
+pub fn is_too_deep(value: &Value) -> bool {
+    is_deeper(value, MAX_DEPTH)
+}
+
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    let Some(left) = levels.checked_sub(1) else { return value.is_array() || value.is_object() };
+    match value {
+        Value::Array(items) => items.iter().any(|item| is_deeper(item, left)),
+        Value::Object(object) => object.values().any(|member| is_deeper(member, left)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    }
+}
+
 /// RFC 8785 canonical text: keys sorted by UTF-16 code units, numbers printed as ECMAScript prints them.
 pub fn canonical(value: &Value) -> String {
     let mut out = String::new();
@@ -192,6 +209,14 @@ mod tests {
         for bad in ["", "{", "1 2", "{\"a\":}", "nope", &"[".repeat(500), r#"{"$serde_json::private::Number":"1"}"#] {
             assert!(parse_strict(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_nested_too_deep_is_told_apart_at_the_very_level() {
+        let nested = |levels: usize| parse_strict(&format!("{}{}", "[".repeat(levels), "]".repeat(levels))).unwrap();
+        assert!(!is_too_deep(&nested(MAX_DEPTH)));
+        assert!(is_too_deep(&nested(MAX_DEPTH + 1)));
+        assert!(!is_too_deep(&Value::Null));
     }
 
     #[test]

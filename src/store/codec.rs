@@ -130,6 +130,8 @@ struct CallDocument {
     target: Option<CallTarget>,
     attempt: u32,
     stage: StageDocument,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    decided_by: Option<Actor>,
     created_at: Timestamp,
 }
 
@@ -142,7 +144,7 @@ enum StageDocument {
     Executing { since: Timestamp },
     Completed { settled_at: Timestamp },
     Failed { settled_at: Timestamp, error: ToolError },
-    Indeterminate { cause: Cause, since: Timestamp, authorized_by: Option<Actor> },
+    Indeterminate { cause: Cause, since: Timestamp, authorized: bool },
 }
 
 /// A row of `calls`.
@@ -171,6 +173,7 @@ impl CallRow {
             target: call.target.clone(),
             attempt: call.attempt,
             stage,
+            decided_by: call.decided_by.clone(),
             created_at: call.created_at,
         };
         Ok(Self {
@@ -202,9 +205,9 @@ fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
         Stage::Failed { settled_at, error, output } => {
             (StageDocument::Failed { settled_at: *settled_at, error: error.clone() }, output.as_ref())
         }
-        Stage::Indeterminate { cause, since, authorized_by } => {
-            let (cause, since, authorized_by) = (*cause, *since, authorized_by.clone());
-            (StageDocument::Indeterminate { cause, since, authorized_by }, None)
+        Stage::Indeterminate { cause, since, authorized } => {
+            let (cause, since, authorized) = (*cause, *since, *authorized);
+            (StageDocument::Indeterminate { cause, since, authorized }, None)
         }
     }
 }
@@ -222,9 +225,7 @@ pub(super) fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call
             Stage::Completed { settled_at, output }
         }
         StageDocument::Failed { settled_at, error } => Stage::Failed { settled_at, error, output },
-        StageDocument::Indeterminate { cause, since, authorized_by } => {
-            Stage::Indeterminate { cause, since, authorized_by }
-        }
+        StageDocument::Indeterminate { cause, since, authorized } => Stage::Indeterminate { cause, since, authorized },
     };
     Ok(Call {
         key: document.key,
@@ -233,6 +234,7 @@ pub(super) fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call
         input: json_value("call input", input)?,
         target: document.target,
         attempt: document.attempt,
+        decided_by: document.decided_by,
         stage,
         created_at: document.created_at,
     })

@@ -78,7 +78,10 @@ fn authorize(draft: &mut Draft<'_>, key: CallKey, actor: &Actor) {
     let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
     let Stage::Indeterminate { cause, since, .. } = call.stage else { return };
     let call_id = call.call_id.clone();
-    draft.move_call(key, Stage::Indeterminate { cause, since, authorized_by: Some(actor.clone()) });
+    draft.move_call(key, Stage::Indeterminate { cause, since, authorized: true });
+    if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
+        call.decided_by = Some(actor.clone());
+    }
     let (turn, actor) = (key.turn, actor.to_string());
     draft.event(EventBody::ReconciliationDecided { turn, call_id, resolution: "retry".to_owned(), actor });
 }

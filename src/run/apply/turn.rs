@@ -107,7 +107,17 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 }
             };
             let key = CallKey { turn, position };
-            Call { key, call_id, tool: written.tool.clone(), input, target, attempt: 0, stage, created_at: now }
+            Call {
+                key,
+                call_id,
+                tool: written.tool.clone(),
+                input,
+                target,
+                attempt: 0,
+                stage,
+                decided_by: None,
+                created_at: now,
+            }
         })
         .collect()
 }

@@ -16,11 +16,14 @@ use countersign::run::ids::{Actor, TenantId};
 use countersign::store::hub::Hub;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
+use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+
+use crate::support::database::Database;
 
 /// The scopes of a caller who works with runs.
 pub(super) const RUNS: &str = "runs:read runs:write";
@@ -38,6 +41,7 @@ pub(super) struct Server {
     pub(super) phase: watch::Sender<Phase>,
     auth: AuthSettings,
     _data: tempfile::TempDir,
+    _database: Option<Database>,
 }
 
 /// One answer, read whole.
@@ -74,17 +78,25 @@ impl Answer {
 
 impl Server {
     pub(super) async fn start() -> Self {
-        Self::start_with(|app| Arc::clone(&app.hub)).await
+        Self::start_with(None, |app| Arc::clone(&app.hub)).await
+    }
+
+    /// A server on this database.
+    pub(super) async fn start_on(database: Database) -> Self {
+        Self::start_with(Some(database), |app| Arc::clone(&app.hub)).await
     }
 
     /// A server whose readers hear nothing, as if other nodes drove all runs.
     pub(super) async fn start_deaf() -> Self {
-        Self::start_with(|_| Arc::new(Hub::new())).await
+        Self::start_with(None, |_| Arc::new(Hub::new())).await
     }
 
-    async fn start_with(hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
+    async fn start_with(database: Option<Database>, hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
         let data = tempfile::tempdir().unwrap();
-        let config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
+        let mut config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
+        if let Some(database) = &database {
+            config.database_url = SecretString::from(database.url.clone());
+        }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let app = App::start(&config, Arc::clone(&clock), true).await.unwrap();
         let (phase, watched) = watch::channel(Phase::Ready);
@@ -103,7 +115,7 @@ impl Server {
                 cors_origins: vec!["https://console.example".to_owned()],
             },
         };
-        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data }
+        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, _database: database }
     }
 
     pub(super) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {

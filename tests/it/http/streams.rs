@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
 use super::harness::{SOON, Server, request, says, slow};
+use crate::support::database::Database;
 
 /// An open stream, read frame by frame as strictly as the strictest reader.
 struct Reader {
@@ -111,8 +112,16 @@ async fn a_created_stream_starts_with_the_first_event_and_ends_after_the_result(
 }
 
 #[tokio::test]
-async fn a_reader_that_reconnects_at_every_event_sees_each_exactly_once() {
-    let server = Server::start().await;
+async fn a_reader_that_reconnects_at_every_event_sees_each_exactly_once_on_sqlite() {
+    reconnect_at_every_event(Server::start().await).await;
+}
+
+#[tokio::test]
+async fn a_reader_that_reconnects_at_every_event_sees_each_exactly_once_on_postgres() {
+    reconnect_at_every_event(Server::start_on(Database::postgres().await).await).await;
+}
+
+async fn reconnect_at_every_event(server: Server) {
     let alice = server.alice();
     let mut body = says("Hello.");
     body["id"] = "mine".into();

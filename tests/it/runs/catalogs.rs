@@ -22,11 +22,6 @@ fn serve(fake: &FakeMcp, tools: Vec<Value>) {
     fake.on_list(move |_| Reply::Result(json!({"tools": tools.as_slice()})));
 }
 
-/// Longer than a catalog may be old at a resume.
-async fn outlive_the_catalog() {
-    tokio::time::sleep(std::time::Duration::from_millis(2_050)).await;
-}
-
 #[tokio::test]
 async fn b030_b031_the_record_is_in_the_first_checkpoint() {
     let (world, fake) = (World::start().await, FakeMcp::start().await);
@@ -46,14 +41,12 @@ async fn b032_b034_b038_b039_a_changed_catalog_refuses_the_resume_until_it_is_ba
     held(&world, &fake, "r").await;
     let before = world.view(&run_id("r")).await;
     serve(&fake, vec![tool("charge"), tool("refund")]);
-    outlive_the_catalog().await;
     let refused = world.resume("r", json!({"retry_tool_call_ids": ["call_1"]})).await.unwrap_err();
     let CommandError::Refused(refused @ Refusal::CatalogChanged(_)) = &refused else { panic!("{refused:?}") };
     assert_eq!(refused.to_string(), "MCP tool catalog changed across resume (added: refund).");
     assert_eq!(world.view(&run_id("r")).await.head, before.head);
     assert_eq!(fake.count("tools/call"), 1);
     serve(&fake, vec![tool("charge")]);
-    outlive_the_catalog().await;
     assert_eq!(world.resume("r", json!({"retry_tool_call_ids": ["call_1"]})).await.unwrap(), Resumed::Queued);
     assert_eq!(world.rested(&run_id("r")).await.head.status.code(), "completed");
 }
@@ -117,7 +110,6 @@ async fn b048_an_unreachable_server_refuses_the_resume_and_leaves_the_run() {
     held(&world, &fake, "r").await;
     let before = world.view(&run_id("r")).await;
     fake.stop().await;
-    outlive_the_catalog().await;
     let refused = world.resume("r", json!({"retry_tool_call_ids": ["call_1"]})).await.unwrap_err();
     assert!(matches!(refused, CommandError::Unreachable(_)), "{refused:?}");
     assert_eq!(world.view(&run_id("r")).await.head, before.head);

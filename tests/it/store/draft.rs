@@ -174,6 +174,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
             replay: false,
         }),
         attempt: 1,
+        decided_by: None,
         stage,
         created_at: at(0),
     }
@@ -184,7 +185,7 @@ pub(crate) fn executing() -> Stage {
 }
 
 pub(crate) fn undecided() -> Stage {
-    Stage::Indeterminate { cause: Cause::Crash, since: at(2), authorized_by: None }
+    Stage::Indeterminate { cause: Cause::Crash, since: at(2), authorized: false }
 }
 
 /// All that the store holds of a run, as text, to compare before and after.

@@ -118,7 +118,9 @@ impl World {
 }
 
 async fn start_app(folder: &TempDir) -> App {
-    let config = Config::dev(folder.path(), "127.0.0.1:0".parse().unwrap(), &|_| None).unwrap();
+    let mut config = Config::dev(folder.path(), "127.0.0.1:0".parse().unwrap(), &|_| None).unwrap();
+    // Every resume reads the servers anew, so that a change is seen at once.
+    config.catalog_max_age_ms = 0;
     App::start(&config, Arc::new(SystemClock), true).await.unwrap()
 }
 
