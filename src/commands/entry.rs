@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::create::{Faults, LATER};
+use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
 

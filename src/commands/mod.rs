@@ -3,6 +3,7 @@
 mod cancel;
 mod create;
 mod entry;
+mod faults;
 mod request;
 mod resume;
 

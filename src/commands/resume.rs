@@ -1,6 +1,6 @@
 //! Resumes a run: the checks in the order of the contract, each before anything is written.
 
-use super::create::{Faults, LATER};
+use super::faults::{Faults, LATER};
 use super::request::{ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands};
 use crate::run::apply;

@@ -7,11 +7,11 @@ use tokio::time::{Instant, sleep_until};
 
 use super::drive::{Drive, Stopped};
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
-use crate::run::envelope::RunError;
 use crate::run::event::Part;
 use crate::run::fact::Fact;
 use crate::run::history::prompt;
 use crate::run::message::ModelTurn;
+use crate::run::result::RunError;
 
 /// Text is coalesced for so long before readers get it.
 const FLUSH_EVERY: Duration = Duration::from_millis(30);

@@ -1,14 +1,13 @@
 //! Everything that is true of a run, in one value.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
-use utoipa::ToSchema;
 
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
 use super::event::UndecidedCall;
 use super::ids::{Actor, RunId, RunUid, TenantId};
-use super::message::{Message, TurnUsage};
+use super::message::Message;
+use super::result::{RunError, RunOutput, Usage};
 use super::spec::RunSpec;
 use super::status::Status;
 use super::time::Timestamp;
@@ -104,58 +103,6 @@ pub struct HeadState {
     /// Why the run failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RunError>,
-}
-
-/// What a run used over its whole life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Usage {
-    /// Requests whose outcome, success or failure, is committed.
-    pub model_requests: u32,
-    /// Tokens read.
-    pub input_tokens: u64,
-    /// Tokens written.
-    pub output_tokens: u64,
-    /// Tokens read from the provider's cache, contained in `input_tokens`.
-    pub cached_input_tokens: u64,
-    /// Read and written.
-    pub total_tokens: u64,
-}
-
-impl Usage {
-    /// Counts one committed request.
-    pub const fn count(&mut self, turn: TurnUsage) {
-        self.model_requests = self.model_requests.saturating_add(1);
-        self.input_tokens = self.input_tokens.saturating_add(turn.input_tokens);
-        self.output_tokens = self.output_tokens.saturating_add(turn.output_tokens);
-        self.cached_input_tokens = self.cached_input_tokens.saturating_add(turn.cached_input_tokens);
-        self.total_tokens = self.input_tokens.saturating_add(self.output_tokens);
-    }
-}
-
-/// The final answer of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct RunOutput {
-    /// What the model said last.
-    pub text: String,
-    /// The same, as the asked-for structure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub structured: Option<Value>,
-}
-
-/// Why a run failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RunError {
-    /// A kebab-case code, e.g. `model-error`.
-    pub code: String,
-    /// For people.
-    pub message: String,
-}
-
-impl RunError {
-    /// An error with its code and text.
-    pub fn new(code: &str, message: impl Into<String>) -> Self {
-        Self { code: code.to_owned(), message: message.into() }
-    }
 }
 
 impl Envelope {

@@ -5,10 +5,10 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::binding::Warning;
-use super::envelope::{RunError, RunOutput, Usage};
 use super::ids::{CallId, RunId};
 use super::message::TurnUsage;
 use super::outcome::ToolError;
+use super::result::{RunError, RunOutput, Usage};
 use super::spec::FinishReason;
 use super::time::Timestamp;
 

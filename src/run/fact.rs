@@ -4,11 +4,11 @@ use serde_json::Value;
 
 use super::binding::Binding;
 use super::call::CallTarget;
-use super::envelope::RunError;
 use super::event::Part;
 use super::ids::{Actor, CallId, CallKey};
 use super::message::ModelTurn;
 use super::outcome::Outcome;
+use super::result::RunError;
 use super::spec::CatalogPolicy;
 
 /// Something that happened.

@@ -35,6 +35,7 @@ pub mod json;
 pub mod message;
 pub mod outcome;
 pub mod refusal;
+pub mod result;
 pub mod spec;
 pub mod status;
 pub mod step;

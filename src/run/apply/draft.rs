@@ -3,10 +3,11 @@
 use crate::run::binding::{Binding, Warning};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::{Commit, Next};
-use crate::run::envelope::{Envelope, Leg, RunError};
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{Event, EventBody, Part};
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Message, Role};
+use crate::run::result::RunError;
 use crate::run::status::{Status, SuspendReason};
 use crate::run::time::Timestamp;
 

@@ -9,11 +9,12 @@ use super::{proceed, settle};
 use crate::run::binding::Binding;
 use crate::run::call::Stage;
 use crate::run::commit::Commit;
-use crate::run::envelope::{Envelope, Leg, RunError};
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::Part;
 use crate::run::ids::CallKey;
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::refusal::Refusal;
+use crate::run::result::RunError;
 use crate::run::status::{Status, SuspendReason};
 use crate::run::time::Timestamp;
 

@@ -2,10 +2,11 @@
 
 use super::draft::Draft;
 use crate::run::call::{Call, Stage};
-use crate::run::envelope::{Envelope, RunOutput};
+use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
+use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason, SuspendReason};
 use crate::run::tool_result::model_text;
 

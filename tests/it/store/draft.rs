@@ -3,11 +3,12 @@
 use countersign::run::binding::Binding;
 use countersign::run::call::{Backend, Call, CallTarget, Stage};
 use countersign::run::commit::{Commit, Next};
-use countersign::run::envelope::{Head, HeadState, Usage};
+use countersign::run::envelope::{Head, HeadState};
 use countersign::run::event::{Event, EventBody};
 use countersign::run::ids::{Actor, CallId, CallKey, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::{Content, Message, Role};
 use countersign::run::outcome::Cause;
+use countersign::run::result::Usage;
 use countersign::run::spec::{RunSpec, SideEffectClass};
 use countersign::run::status::Status;
 use countersign::run::time::Timestamp;

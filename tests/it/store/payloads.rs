@@ -46,7 +46,7 @@ async fn exact(database: Database) {
         run.spec.instructions = Some("\u{0}\u{1f600}".to_owned());
         run.spec.model.parameters = Some(json!({"p": value}).as_object().unwrap().clone());
         run.head.state.output =
-            Some(countersign::run::envelope::RunOutput { text: "\u{0}".to_owned(), structured: Some(json!([value])) });
+            Some(countersign::run::result::RunOutput { text: "\u{0}".to_owned(), structured: Some(json!([value])) });
         let claim = run.admit_owned(&*store, node).await;
         run.head.state.turns = 1;
         let mut commit = run.next();

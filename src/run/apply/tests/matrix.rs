@@ -6,10 +6,11 @@ use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
-use crate::run::envelope::{Envelope, RunError};
+use crate::run::envelope::Envelope;
 use crate::run::event::Part;
 use crate::run::fact::Fact;
 use crate::run::next;
+use crate::run::result::RunError;
 use crate::run::spec::CatalogPolicy;
 
 fn after(mut run: Envelope, facts: Vec<Fact>) -> Envelope {
