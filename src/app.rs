@@ -104,6 +104,7 @@ impl App {
             dispatch,
             keys: Arc::clone(&config.keys),
             clock,
+            tasks: tracker.clone(),
             executor: Arc::new(Local(executor.clone())),
             allow: Allowances {
                 scripted_models: config.allow_scripted_models,
@@ -267,6 +268,10 @@ impl LocalExecutor for Local {
         } else {
             tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
         }
+    }
+
+    fn abandon(&self, claim: Claim) {
+        self.0.abandon(claim);
     }
 
     fn wake(&self) {

@@ -1,15 +1,17 @@
 //! Creates a run: everything is checked, the servers are connected and read, and only then is anything stored.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
-use super::{Asker, CommandError, Commands, Fault, RequestKey};
+use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat};
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
+use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
@@ -35,7 +37,7 @@ impl Commands {
     /// # Errors
     /// `Invalid`, `RunExists`, `KeyReused`, `Unreachable` and `Store`; nothing is stored then.
     pub async fn create(
-        &self,
+        self: &Arc<Self>,
         asker: &Asker,
         request: CreateRun,
         key: Option<RequestKey>,
@@ -78,21 +80,44 @@ impl Commands {
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        match (self.store.run_admit(admission).await?, kept) {
-            (Admitted::Created, _) => {}
-            (Admitted::RunExists, _) => return Err(CommandError::RunExists),
-            (Admitted::KeyUsed(answer), Some(kept)) => return replay(&kept, &answer.body_digest, answer.run_id),
-            (Admitted::KeyUsed(_), None) => return Err(CommandError::KeyReused),
+        // A caller that goes away must not leave a stored run that nobody drives: from here on it is carried through.
+        let (commands, asker) = (Arc::clone(self), asker.clone());
+        let carried = self.tasks.spawn(async move { commands.store_and_begin(asker, admission, envelope, seat).await });
+        match (carried.await.map_err(|fault| CommandError::Interrupted(fault.to_string()))??, kept) {
+            (Admitted::Created, _) => Ok(Created { id, replayed: false }),
+            (Admitted::RunExists, _) => Err(CommandError::RunExists),
+            (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
+            (Admitted::KeyUsed(_), None) => Err(CommandError::KeyReused),
         }
-        self.tell(asker, uid, &commit);
-        match seat {
-            Some(seat) => {
-                let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
-                self.executor.begin(seat, claim, envelope, &commit);
+    }
+
+    async fn store_and_begin(
+        &self,
+        asker: Asker,
+        admission: Admission,
+        envelope: Envelope,
+        seat: Option<Seat>,
+    ) -> Result<Admitted, CommandError> {
+        let (uid, commit) = (admission.uid, admission.commit.clone());
+        let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
+        match (self.store.run_admit(admission).await, seat) {
+            (Ok(Admitted::Created), seat) => {
+                self.tell(&asker, uid, &commit);
+                match seat {
+                    Some(seat) => self.executor.begin(seat, claim, envelope, &commit),
+                    None => self.executor.wake(),
+                }
+                Ok(Admitted::Created)
             }
-            None => self.executor.wake(),
+            (Ok(refused), _) => Ok(refused),
+            (Err(fault), seat) => {
+                // The answer may be lost, not the run: then it is this node's, and must be given back.
+                if seat.is_some() {
+                    self.executor.abandon(claim);
+                }
+                Err(fault.into())
+            }
         }
-        Ok(Created { id, replayed: false })
     }
 
     pub(super) fn catalog_max_age(&self) -> Duration {

@@ -14,6 +14,8 @@ pub use create::Created;
 pub use request::{CreateRun, InputMessage, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 
+use tokio_util::task::TaskTracker;
+
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable};
 use crate::run::commit::Commit;
@@ -82,6 +84,9 @@ pub enum CommandError {
     /// The store could not do it.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The server stops, or a defect: what was asked may have been done or not.
+    #[error("the request was interrupted: {0}")]
+    Interrupted(String),
     /// Somebody else changed the run again and again; asking later may succeed.
     #[error("the run changes faster than it can be decided")]
     Contended,
@@ -101,6 +106,8 @@ pub trait LocalExecutor: Send + Sync {
     fn seat(&self, tenant: &TenantId) -> Option<Seat>;
     /// Drives a run that was admitted as this node's own.
     fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit);
+    /// Gives back a run that may have been admitted as this node's own, when nobody knows whether it was.
+    fn abandon(&self, claim: Claim);
     /// Some run is due.
     fn wake(&self);
     /// Somebody left a wish with a run that a node owns.
@@ -132,6 +139,8 @@ pub struct Commands {
     pub executor: Arc<dyn LocalExecutor>,
     /// What the operator allows.
     pub allow: Allowances,
+    /// Where work goes on that a caller who goes away must not interrupt.
+    pub tasks: TaskTracker,
 }
 
 impl Commands {

@@ -193,8 +193,9 @@ fn target(entry: &McpEntry, uid: RunUid, secrets: &RunSecrets) -> Result<McpTarg
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {
     let target = call.target.as_ref()?;
-    let entry = binding.entries.get(target.entry)?;
-    let tool = binding.tool(&call.tool).filter(|tool| tool.entry == target.entry);
+    // By the offered name: a resume may have given the entries in another order.
+    let tool = binding.tool(&call.tool)?;
+    let entry = binding.entries.get(tool.entry)?;
     let key = idempotency_key(caller.uid, call.key);
     let mut meta = Map::new();
     meta.insert("countersign/run".to_owned(), caller.run.as_str().into());
@@ -207,7 +208,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         arguments: call.input.as_object().cloned().unwrap_or_default(),
         meta,
         idempotency_key: key,
-        output_schema: tool.and_then(|tool| tool.output_schema.clone()),
+        output_schema: tool.output_schema.clone(),
     };
     Some((entry, request))
 }

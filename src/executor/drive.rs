@@ -30,8 +30,8 @@ const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
 /// Waits before a commit is tried again while the database does not answer.
 const COMMIT_WAIT: Duration = Duration::from_millis(200);
 
-/// Tries to give a run back; after that its owner's lease must lapse.
-const RELEASE_TRIES: u32 = 20;
+/// The longest pause between two tries to give a run back.
+const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Why a drive stops although its run does not rest.
 #[derive(Debug, thiserror::Error)]
@@ -81,15 +81,24 @@ pub(super) async fn drive(
 }
 
 /// Gives a run back, if it is still this claim's. `crashed` counts against the run.
+///
+/// A run that its node neither drives nor gives back would wait for ever, since the node is alive: so this is tried
+/// until the database answers, or until the node drains, which frees all of its runs.
 pub(super) async fn release(shared: &Shared, claim: &Claim, crashed: bool) {
-    for _ in 0..RELEASE_TRIES {
+    let mut wait = COMMIT_WAIT;
+    loop {
         match shared.parts.store.run_release(claim, crashed).await {
-            Ok(_) => return,
-            Err(fault) => {
-                tracing::warn!(run = %claim.uid.0, %fault, "a run could not be given back yet");
-                sleep(COMMIT_WAIT).await;
+            Ok(_) => {
+                shared.due.notify_one();
+                return;
             }
+            Err(fault) => tracing::warn!(run = %claim.uid.0, %fault, "a run could not be given back yet"),
         }
+        if shared.draining.is_cancelled() {
+            return;
+        }
+        sleep(wait).await;
+        wait = wait.saturating_mul(2).min(RELEASE_WAIT_MAX);
     }
 }
 

@@ -7,6 +7,7 @@ mod model_turn;
 mod pool;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -70,6 +71,8 @@ struct Shared {
     tenants: Arc<DashMap<TenantId, usize>>,
     owned: DashMap<RunUid, (Fence, Signals)>,
     due: Notify,
+    /// The last claim took all it could: more may be due, and a slot that becomes free is worth a look.
+    backlog: AtomicBool,
     draining: CancellationToken,
 }
 
@@ -96,6 +99,10 @@ impl Slot {
     pub const fn node(&self) -> NodeId {
         self.node
     }
+
+    fn tenant_is_full(&self, limit: usize) -> bool {
+        self.tenants.get(&self.tenant).is_some_and(|running| *running >= limit)
+    }
 }
 
 impl Drop for Slot {
@@ -120,6 +127,7 @@ impl Executor {
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
             due: Notify::new(),
+            backlog: AtomicBool::new(false),
             draining: CancellationToken::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -137,6 +145,12 @@ impl Executor {
     /// Drives a run that was admitted as this node's own.
     pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, commit: &Commit) {
         self.shared.spawn(slot, claim, Some((envelope, commit.sends.clone())));
+    }
+
+    /// Gives back a run that may have been admitted as this node's own, when nobody knows whether it was.
+    pub fn abandon(&self, claim: Claim) {
+        let shared = Arc::clone(&self.shared);
+        self.shared.parts.tracker.spawn(async move { drive::release(&shared, &claim, false).await });
     }
 
     /// Some run is due.
@@ -178,9 +192,11 @@ impl Shared {
             drive::drive(&shared, &claim, signals, begun).await;
             // This node may own the run again, under a later fence.
             shared.owned.remove_if(&claim.uid, |_, (fence, _)| *fence == claim.fence);
+            let tenant_was_full = slot.tenant_is_full(shared.settings.tenant_max_running);
             drop(slot);
-            // The slot that became free may be what a due run waits for.
-            shared.due.notify_one();
+            if tenant_was_full || shared.backlog.load(Ordering::Relaxed) || shared.draining.is_cancelled() {
+                shared.due.notify_one();
+            }
         });
     }
 }

@@ -54,6 +54,9 @@ fn characters(text: &str) -> u64 {
     u64::try_from(text.chars().count()).unwrap_or(u64::MAX)
 }
 
+/// The longest that one turn may take, however lively its stream is.
+const TURN_MAX: Duration = Duration::from_mins(30);
+
 /// What a request came to.
 enum Answer {
     Turn(Box<ModelTurn>, Vec<Part>),
@@ -103,12 +106,14 @@ impl Drive<'_> {
     async fn follow(&mut self, mut stream: ModelStream) -> Result<Answer, Stopped> {
         let mut unsent = Unsent::default();
         let mut flush_at = Instant::now() + FLUSH_EVERY;
+        let give_up_at = Instant::now() + TURN_MAX;
         loop {
             let waiting = !unsent.parts.is_empty();
             let part = tokio::select! {
                 biased;
                 () = self.signals.cancel.cancelled() => return Ok(Answer::Cancelled),
                 () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
+                () = sleep_until(give_up_at) => return Ok(Answer::Failed(retryable("the model's answer takes too long"))),
                 () = sleep_until(flush_at), if waiting => {
                     let parts = std::mem::take(&mut unsent.parts);
                     self.decide(Fact::TurnStreamed { parts }).await?;
@@ -125,7 +130,7 @@ impl Drive<'_> {
                 Some(Ok(ModelPart::Reasoning(text))) => unsent.reasoning(&text),
                 Some(Ok(ModelPart::Ended(turn))) => return Ok(Answer::Turn(turn, unsent.parts)),
                 Some(Err(error)) => return Ok(Answer::Failed(error)),
-                None => return Ok(Answer::Failed(cut_off())),
+                None => return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"))),
             }
         }
     }
@@ -147,9 +152,6 @@ impl Drive<'_> {
     }
 }
 
-fn cut_off() -> ModelError {
-    ModelError {
-        kind: ModelErrorKind::Retryable { after: None },
-        message: "the model's answer was cut off before its end".to_owned(),
-    }
+fn retryable(message: &str) -> ModelError {
+    ModelError { kind: ModelErrorKind::Retryable { after: None }, message: message.to_owned() }
 }

@@ -1,6 +1,7 @@
 //! Keeps this node alive and its slots filled: beats, takeovers, claims, drain.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -11,6 +12,9 @@ use crate::store::StoreError;
 
 /// Wake-ups are hints; beneath them due runs are looked for this often.
 const SLOW_POLL: Duration = Duration::from_secs(1);
+
+/// How often dead nodes are looked for: what a takeover may come later than the lapse of a lease.
+const LOOK_FOR_DEAD: Duration = Duration::from_secs(1);
 
 /// Runs taken by one claim.
 const CLAIM_BATCH: u32 = 64;
@@ -26,12 +30,15 @@ impl Executor {
 
     /// Beats, and takes over what dead nodes left, until the token is cancelled.
     pub async fn beat(&self, stop: CancellationToken) {
-        let mut ticks = interval(self.shared.lease.interval());
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beats = interval(self.shared.lease.interval());
+        let mut looks = interval(LOOK_FOR_DEAD);
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = ticks.tick() => self.shared.beat_once().await,
+                _ = beats.tick() => self.shared.beat_once().await,
+                _ = looks.tick() => self.shared.take_over().await,
             }
         }
     }
@@ -99,6 +106,14 @@ impl Shared {
             Ok(_) => self.start_over().await,
             Err(fault) => tracing::warn!(%fault, "the node could not beat"),
         }
+    }
+
+    /// Frees the runs of nodes that stopped beating. A node that is not sure of its own lease leaves that to others:
+    /// it would only find itself.
+    async fn take_over(&self) {
+        if !self.lease.holds() {
+            return;
+        }
         let lease_ms = i64::try_from(self.settings.lease.as_millis()).unwrap_or(i64::MAX);
         match self.parts.store.node_reap(lease_ms).await {
             Ok(0) => {}
@@ -125,6 +140,7 @@ impl Shared {
 
     async fn claim_once(self: &Arc<Self>) -> u32 {
         let free = u32::try_from(self.slots.available_permits()).unwrap_or(u32::MAX).min(CLAIM_BATCH);
+        self.backlog.store(free == 0, Ordering::Relaxed);
         if free == 0 || self.draining.is_cancelled() {
             return 0;
         }
@@ -138,6 +154,7 @@ impl Shared {
             }
         };
         let claimed = u32::try_from(claims.len()).unwrap_or(u32::MAX);
+        self.backlog.store(claimed >= free, Ordering::Relaxed);
         for claim in claims {
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
             match permit.and_then(|permit| self.take_place(&claim.tenant, permit)) {

@@ -13,7 +13,7 @@ use super::problem::{ApiError, Flaw};
 use crate::auth::{Caller, Scope};
 use crate::commands::{Asker, CreateRun, RequestKey, ResumeRun};
 use crate::run::ids::RunId;
-use crate::run::json::parse_strict;
+use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 
 /// Longest `Idempotency-Key`.
 const KEY_MAX: usize = 255;
@@ -146,6 +146,9 @@ impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
 
 fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
     let body = parse_strict(text).map_err(ApiError::MalformedJson)?;
+    if is_too_deep(&body) {
+        return Err(ApiError::Invalid(vec![Flaw::at("", format!("is nested deeper than {MAX_DEPTH} levels"))]));
+    }
     let flaws = api.schemas.flaws(T::SCHEMA, &body);
     if !flaws.is_empty() {
         return Err(ApiError::Invalid(flaws));

@@ -314,7 +314,8 @@ pub trait ExecutorStore: Send + Sync {
     /// Takes due runs, fairly across tenants: at most `slots`, and at most `per_tenant` running in one tenant. Nothing,
     /// when another node is claiming at this moment, or this node was taken for dead.
     async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError>;
-    /// Gives an owned run back unchanged: due at once. `crashed` counts against the run as a death of its node does.
+    /// Gives an owned run back unchanged: due at once. `crashed` counts against the run as a death of its node does, and
+    /// makes it due later each time: 250 ms, doubled per crash, at most a minute.
     /// `false`: it was no longer this owner's.
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError>;
     /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.

@@ -35,10 +35,10 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         authorize(&mut draft, key, &resume.actor);
     }
     if !waits {
-        if let Some(drift) = drift {
-            rebind(&mut draft, resume.served, drift);
-        } else if draft.envelope.binding.mcp.is_none() && resume.served.mcp.is_some() {
-            record(&mut draft, resume.served);
+        match drift {
+            Some(drift) => rebind(&mut draft, resume.served, drift),
+            None if resume.served.entries != draft.envelope.binding.entries => record(&mut draft, resume.served),
+            None => {}
         }
         draft.progress();
         draft.status(Status::Queued);
@@ -97,10 +97,14 @@ fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {
     draft.warn(Warning::mcp(WarningKind::Other, message, Some("mcp-catalog-changed")));
 }
 
-/// A run without a record takes the catalog that it is resumed with.
+/// Entries that the caller gave are stored, though their tools are those of the record; a run without a record takes
+/// the catalog that it is resumed with.
 fn record(draft: &mut Draft<'_>, served: Binding) {
     let revision = draft.envelope.binding.revision.saturating_add(1);
-    let added = served.tools.iter().map(|tool| tool.name.clone()).collect();
+    let added = match &draft.envelope.binding.mcp {
+        Some(_) => Vec::new(),
+        None => served.tools.iter().map(|tool| tool.name.clone()).collect(),
+    };
     draft.bind(Binding { revision, ..served });
     draft.event(EventBody::BindingRevised { revision, added, removed: Vec::new(), changed: Vec::new() });
 }

@@ -139,7 +139,8 @@ fn claim(row: &PgRow) -> Result<Claim, StoreError> {
 
 pub(super) async fn run_release(store: &PostgresStore, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
     let released = sqlx::query(
-        "UPDATE runs SET owner = NULL, crashes = crashes + $4, due_at = now_ms() \
+        "UPDATE runs SET owner = NULL, crashes = crashes + $4, \
+           due_at = now_ms() + $4 * LEAST(60000, 250 * (1 << LEAST(crashes, 8)::int)) \
          WHERE tenant_id = $1 AND uid = $2 AND fence = $3 AND owner IS NOT NULL",
     )
     .bind(claim.tenant.as_str())

@@ -137,7 +137,7 @@ fn claim(row: &SqliteRow) -> Result<Claim, StoreError> {
 
 pub(super) async fn run_release(store: &SqliteStore, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
     let released = sqlx::query(concat!(
-        "UPDATE runs SET owner = NULL, crashes = crashes + ?4, due_at = ",
+        "UPDATE runs SET owner = NULL, crashes = crashes + ?4, due_at = ?4 * min(60000, 250 << min(crashes, 8)) + ",
         now_ms!(),
         " WHERE tenant_id = ?1 AND uid = ?2 AND fence = ?3 AND owner IS NOT NULL"
     ))

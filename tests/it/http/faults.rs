@@ -162,6 +162,9 @@ async fn bodies_that_are_not_json_are_refused_before_they_are_read_further() {
     let large = send(json, vec![b' '; BODY_MAX + 1]).await;
     large.problem(413, "payload-too-large");
     send(json, b"[]".to_vec()).await.problem(422, "validation-failed");
+    // The parser reads this deep; the store, which wraps it, would not.
+    let nested = format!("{}{}", "[".repeat(110), "]".repeat(110));
+    send(json, nested.into_bytes()).await.problem(422, "validation-failed");
 }
 
 #[tokio::test]

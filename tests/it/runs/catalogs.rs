@@ -167,3 +167,19 @@ async fn b106_b109_b204_a_connection_with_a_runs_own_secret_is_closed_with_the_r
         assert_eq!(seen.headers["authorization"], "Bearer s3cr3t-canary");
     }
 }
+
+#[tokio::test]
+async fn entries_given_with_a_resume_are_stored_and_a_call_goes_where_they_say() {
+    let (world, first) = (World::start().await, FakeMcp::start().await);
+    held(&world, &first, "r").await;
+    let second = FakeMcp::start().await;
+    second.on_call(|_| Reply::text("charged"));
+    let entries = json!([{"url": second.url(), "headers": {"x-team": "a"}}]);
+    let body = json!({"mcp": entries, "retry_tool_call_ids": ["call_1"]});
+    assert_eq!(world.resume("r", body).await.unwrap(), Resumed::Queued);
+    let view = world.rested(&run_id("r")).await;
+    assert_eq!((view.head.status.code(), view.binding_revision), ("completed", 2));
+    assert_eq!((first.count("tools/call"), second.count("tools/call")), (1, 1));
+    assert_eq!(second.seen_rpc("tools/call")[0].headers["x-team"], "a");
+    assert!(view.head.state.warnings.is_empty());
+}

@@ -40,3 +40,27 @@ async fn the_result_is_there_after_a_restart() {
     assert_eq!(after.head, before.head);
     assert_eq!(world.demo.ledger.count("charge"), 1);
 }
+
+#[tokio::test]
+async fn a_caller_who_goes_away_while_a_run_is_created_leaves_none_that_nobody_drives() {
+    let world = World::start().await;
+    for nth in 0..60 {
+        let patience = std::time::Duration::from_micros(nth * 150);
+        let created = tokio::time::timeout(patience, world.create(world.charge(&format!("r{nth}")))).await;
+        if let Ok(created) = created {
+            created.unwrap();
+        }
+    }
+    // What was stored is driven to its end; what was not stored is not there.
+    world.create(world.charge("last")).await.unwrap();
+    world.rested(&run_id("last")).await;
+    let mut stored = 0;
+    for nth in 0..60 {
+        let id = run_id(&format!("r{nth}"));
+        if world.app.store.run_fetch(&asker().tenant, &id).await.unwrap().is_some() {
+            assert_eq!(world.rested(&id).await.head.status.code(), "completed");
+            stored += 1;
+        }
+    }
+    assert!(stored > 0);
+}

@@ -148,6 +148,16 @@ async fn release(database: Database) {
     assert_eq!(store.run_claim(node, 10, 10).await.unwrap(), [run.claim(2)]);
     let head = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap().envelope.head;
     assert_eq!(head, run.head, "the run itself is untouched");
+    // A crash is counted, and makes the run due later each time.
+    let mut waits = Vec::new();
+    for crashes in 1..=3 {
+        assert!(store.run_release(&run.claim(1 + crashes), true).await.unwrap());
+        waits.push(store.run_due_in().await.unwrap().unwrap());
+        let loaded = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap();
+        assert_eq!(i64::from(loaded.envelope.head.crashes), crashes);
+        eventually("it falls due", || async { !store.run_claim(node, 10, 10).await.unwrap().is_empty() }).await;
+    }
+    assert!(waits[0] > 0 && waits.is_sorted() && waits[2] <= 1000, "{waits:?}");
 }
 
 async fn retire(database: Database) {
