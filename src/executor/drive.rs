@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate};
 use crate::run::binding::{Binding, merge};
-use crate::run::commit::Commit;
+use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
@@ -51,6 +51,9 @@ pub(super) enum Stopped {
     /// The claimed run is not there.
     #[error("the run is gone")]
     Gone,
+    /// The claimed run waits for a decision, or has ended: it should not have been due.
+    #[error("the run was due and has nothing to do")]
+    NothingToDo,
 }
 
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
@@ -110,17 +113,16 @@ async fn drive_to_rest(
 ) -> Result<(), Stopped> {
     let mut drive = Drive::start(shared, claim, signals, begun).await?;
     loop {
-        drive.heed_wish();
-        let step = next(&drive.envelope);
+        let step = drive.heed_wish();
         drive.may_go_on(step)?;
         match step {
-            Step::BeginLeg if drive.signals.cancel.is_cancelled() => drive.decide(Fact::Cancelled).await?,
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
             Step::AskModel => drive.ask_model().await?,
             Step::AwaitCalls => drive.await_call().await?,
             Step::Cancel => drive.decide(Fact::Cancelled).await?,
-            Step::Rest => return Ok(()),
+            Step::Rest if drive.let_go => return Ok(()),
+            Step::Rest => return Err(Stopped::NothingToDo),
         }
     }
 }
@@ -137,6 +139,8 @@ pub(super) struct Drive<'a> {
     caller: Arc<Caller>,
     calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
     stop_calls: CancellationToken,
+    /// Whether a commit has let go of the run.
+    let_go: bool,
 }
 
 impl<'a> Drive<'a> {
@@ -167,6 +171,7 @@ impl<'a> Drive<'a> {
             caller: Arc::new(caller),
             calls: FuturesUnordered::new(),
             stop_calls: CancellationToken::new(),
+            let_go: false,
         };
         for key in sends {
             drive.launch(key)?;
@@ -185,15 +190,19 @@ impl<'a> Drive<'a> {
         Ok(loaded.envelope)
     }
 
-    /// A wish to cancel ends what is out, and then the run.
-    fn heed_wish(&mut self) {
-        match self.envelope.leg {
-            Leg::CheckingCatalog | Leg::Working if self.signals.cancel.is_cancelled() => {
-                self.envelope.leg = Leg::Cancelling;
-                self.stop_calls.cancel();
+    /// The next step. A wish to cancel ends what is out, and then the run, whatever it waits for.
+    fn heed_wish(&mut self) -> Step {
+        if self.signals.cancel.is_cancelled() && !self.envelope.head.status.is_terminal() {
+            match self.envelope.leg {
+                Leg::Outside => return Step::Cancel,
+                Leg::CheckingCatalog | Leg::Working => {
+                    self.envelope.leg = Leg::Cancelling;
+                    self.stop_calls.cancel();
+                }
+                Leg::Cancelling => {}
             }
-            Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => {}
         }
+        next(&self.envelope)
     }
 
     /// A node that drains, or lost the run, begins nothing new.
@@ -215,6 +224,7 @@ impl<'a> Drive<'a> {
     pub(super) async fn decide(&mut self, fact: Fact) -> Result<(), Stopped> {
         let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
         self.keep(&commit).await?;
+        self.let_go = commit.next != Next::Owner;
         if commit.binding.is_some() {
             self.binding = Arc::new(self.envelope.binding.clone());
         }

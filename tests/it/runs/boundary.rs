@@ -163,3 +163,23 @@ async fn field_a017_digits_reach_the_server_the_receipt_and_the_next_prompt_unch
     let Content::ToolResult { output, .. } = &messages[2].content[0] else { panic!("{:?}", messages[2]) };
     assert_eq!(output.to_string(), exact);
 }
+
+#[tokio::test]
+async fn a_wish_to_cancel_that_the_owner_did_not_read_is_heeded_by_the_next() {
+    let (world, fake) = (World::start().await, FakeMcp::start().await);
+    let lost = Arc::new(Notify::new());
+    let gate = Arc::clone(&lost);
+    fake.on_call(move |_| Reply::When(Arc::clone(&gate), Box::new(Reply::Reset)));
+    world.create(run_on("r", &[("charge", json!({"amount": 5}))], json!([{"url": fake.url()}]))).await.unwrap();
+    fake.wait_until(|fake| fake.count("tools/call") == 1).await;
+    // Left in the store only, as by another node; the owner lets go of the held run without having read it.
+    let view = world.view(&run_id("r")).await;
+    assert!(world.app.store.cancel_request(&asker().tenant, view.uid, &asker().actor).await.unwrap());
+    lost.notify_one();
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+    while world.view(&run_id("r")).await.head.status.code() != "cancelled" {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", world.view(&run_id("r")).await.head);
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.receipts("r").await[0].stage.code(), "indeterminate");
+}
