@@ -1,7 +1,7 @@
 //! The sub-commands: read the settings, build the server, wait for the signal.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
     telemetry::start_logs(config.log, config.log_filter.as_deref())?;
     runtime()?.block_on(async {
         let stop = CancellationToken::new();
-        let demo = TcpListener::bind("127.0.0.1:0").await.context("a port for the demo MCP server")?;
+        let demo = demo_listener(data).await?;
         let demo_url = format!("http://{}/mcp", demo.local_addr()?);
         let served = axum::serve(demo, demo::router(demo::DemoLedger::default(), stop.clone()));
         let demo_stop = stop.clone();
@@ -60,6 +60,21 @@ pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
         served.context("the demo MCP server")?;
         server
     })
+}
+
+/// The port of the demo MCP server, kept in the folder: the folder's runs look for their server at the address that they
+/// were made with, also after a restart. Another one is taken when somebody else has it meanwhile.
+async fn demo_listener(data: &Path) -> anyhow::Result<TcpListener> {
+    let file = data.join("demo-port");
+    let kept = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u16>().ok());
+    if let Some(port) = kept
+        && let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await
+    {
+        return Ok(listener);
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the demo MCP server")?;
+    std::fs::write(&file, listener.local_addr()?.port().to_string()).with_context(|| file.display().to_string())?;
+    Ok(listener)
 }
 
 async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToken) -> anyhow::Result<()> {
@@ -179,4 +194,21 @@ fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
             _ = interrupt.recv() => {}
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_demo_server_keeps_its_port_over_restarts_and_moves_only_when_it_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = demo_listener(folder.path()).await.unwrap();
+        let address = first.local_addr().unwrap();
+        let beside = demo_listener(folder.path()).await.unwrap();
+        assert_ne!(beside.local_addr().unwrap(), address);
+        let moved = beside.local_addr().unwrap();
+        drop((first, beside));
+        assert_eq!(demo_listener(folder.path()).await.unwrap().local_addr().unwrap(), moved);
+    }
 }
