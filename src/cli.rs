@@ -1,7 +1,7 @@
 //! The sub-commands: read the settings, build the server, wait for the signal.
 
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{App, Server};
-use crate::auth::{Grant, mint, parse_ttl};
+use crate::auth::{Grant, Scope, mint, parse_ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, Config};
 use crate::http::openapi;
@@ -51,7 +51,7 @@ pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
     telemetry::start_logs(config.log, config.log_filter.as_deref())?;
     runtime()?.block_on(async {
         let stop = CancellationToken::new();
-        let demo = TcpListener::bind("127.0.0.1:0").await.context("a port for the demo MCP server")?;
+        let demo = demo_listener(data).await?;
         let demo_url = format!("http://{}/mcp", demo.local_addr()?);
         let served = axum::serve(demo, demo::router(demo::DemoLedger::default(), stop.clone()));
         let demo_stop = stop.clone();
@@ -60,6 +60,21 @@ pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
         served.context("the demo MCP server")?;
         server
     })
+}
+
+/// The port of the demo MCP server, kept in the folder: the folder's runs look for their server at the address that they
+/// were made with, also after a restart. Another one is taken when somebody else has it meanwhile.
+async fn demo_listener(data: &Path) -> anyhow::Result<TcpListener> {
+    let file = data.join("demo-port");
+    let kept = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u16>().ok());
+    if let Some(port) = kept
+        && let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await
+    {
+        return Ok(listener);
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the demo MCP server")?;
+    std::fs::write(&file, listener.local_addr()?.port().to_string()).with_context(|| file.display().to_string())?;
+    Ok(listener)
 }
 
 async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToken) -> anyhow::Result<()> {
@@ -124,6 +139,7 @@ pub fn openapi() -> anyhow::Result<()> {
 /// With the argument or setting that does not fit.
 pub fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
     let settings = Config::auth_from_env(&config::process_env)?;
+    known_scopes(&arguments.scope)?;
     let grant = Grant {
         tenant: TenantId::parse(arguments.tenant.as_str()).context("--tenant is no name")?,
         actor: Actor::parse(arguments.sub.as_str()).context("--sub is no name")?,
@@ -131,6 +147,27 @@ pub fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
         ttl_s: parse_ttl(&arguments.ttl).context("--ttl is no duration like 90s, 15m, 1h or 7d")?,
     };
     print(&format!("{}\n", mint(&settings, &grant, SystemClock.now())?))
+}
+
+/// A token with a misspelt scope would be refused only where it is used.
+fn known_scopes(scope: &str) -> anyhow::Result<()> {
+    let known = || Scope::ALL.iter().map(|scope| scope.code()).collect::<Vec<_>>().join(", ");
+    match scope.split_whitespace().find(|name| Scope::from_code(name).is_none()) {
+        Some(name) => anyhow::bail!("--scope: {name} is none of {}", known()),
+        None => Ok(()),
+    }
+}
+
+/// Prints every setting, and the names that are none.
+///
+/// # Errors
+/// When it does not print.
+pub fn config() -> anyhow::Result<()> {
+    let mut text = Config::report(&config::process_env);
+    for warning in config::unknown_variables() {
+        text.extend(["\n", warning.as_str(), "\n"]);
+    }
+    print(&text)
 }
 
 /// Prints to standard output; a reader that went away is no fault.
@@ -157,7 +194,7 @@ fn greet(config: &Config, address: SocketAddr, demo_url: &str) -> anyhow::Result
         r#"{{"id":"charge-demo","model":{{"provider":"scripted","name":"demo","script":[{{"tool_calls":[{{"name":"charge","arguments":{{"amount":5}}}}]}},{{"text":"Charged 5."}}]}},"input":"Charge 5.","mcp":[{{"url":"{demo_url}"}}]}}"#
     );
     print(&format!(
-        "Countersign is ready.\n\n  Console   http://{address}/\n  API docs  http://{address}/docs\n  Demo MCP  {demo_url}\n\
+        "Countersign is ready.\n\n  Overview  http://{address}/\n  API docs  http://{address}/docs\n  Demo MCP  {demo_url}\n\
          \nA token for the tenant \"dev\", good for 7 days:\n\n  export TOKEN={token}\n\
          \nRun the first example (the answer comes when the run is done):\n\n  \
          curl -sS http://{address}/v1/runs -H \"Authorization: Bearer $TOKEN\" -H 'Content-Type: application/json' \
@@ -179,4 +216,28 @@ fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
             _ = interrupt.recv() => {}
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelt_scope_is_refused_with_the_names_that_there_are() {
+        assert!(known_scopes("runs:read  runs:write admin").is_ok());
+        let refused = known_scopes("runs:read run:write").unwrap_err().to_string();
+        assert!(refused.starts_with("--scope: run:write is none of runs:read, runs:write, "), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn the_demo_server_keeps_its_port_over_restarts_and_moves_only_when_it_is_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = demo_listener(folder.path()).await.unwrap();
+        let address = first.local_addr().unwrap();
+        let beside = demo_listener(folder.path()).await.unwrap();
+        assert_ne!(beside.local_addr().unwrap(), address);
+        let moved = beside.local_addr().unwrap();
+        drop((first, beside));
+        assert_eq!(demo_listener(folder.path()).await.unwrap().local_addr().unwrap(), moved);
+    }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use countersign::{cli, config};
+use countersign::cli;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -51,6 +51,6 @@ fn main() -> anyhow::Result<()> {
         Command::Migrate => cli::migrate(),
         Command::Openapi => cli::openapi(),
         Command::Token(arguments) => cli::token(&arguments),
-        Command::Config => cli::print(&countersign::config::Config::report(&config::process_env)),
+        Command::Config => cli::config(),
     }
 }

@@ -38,7 +38,9 @@ pub(super) async fn finish(State(api): State<Arc<Api>>, request: Request, next: 
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     let status = response.status().as_u16();
     let took = began.elapsed();
-    tracing::info!(request_id = id, trace_id, %method, route, status, code, ms = took.as_millis(), "request");
+    // Of 64 bits, since a wider number is logged as text.
+    let ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(request_id = id, trace_id, %method, route, status, code, ms, "request");
     count(&method, &route, status, took);
     response
 }

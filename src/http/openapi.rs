@@ -51,6 +51,9 @@ pub fn document() -> Value {
     }
     for operation in operations(&mut document) {
         add_problems(operation);
+        leave_out_null_body(operation);
+        // Said, where it would otherwise look forgotten.
+        operation.entry("security").or_insert_with(|| json!([]));
     }
     document
 }
@@ -84,6 +87,22 @@ fn add_problems(operation: &mut Map<String, Value>) {
             let id = json!({ "description": "The request's id", "schema": { "type": "string" } });
             headers.insert("X-Request-Id".to_owned(), id);
         }
+    }
+}
+
+/// A body that may be left out may still not be `null`.
+fn leave_out_null_body(operation: &mut Map<String, Value>) {
+    let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut) else { return };
+    let Some(schema) = body.get_mut("content").and_then(|content| content.pointer_mut("/application~1json/schema"))
+    else {
+        return;
+    };
+    if let Some([given, null]) = schema.get("oneOf").and_then(Value::as_array).map(Vec::as_slice)
+        && null.get("type").is_some_and(|kind| kind == "null")
+    {
+        let given = given.clone();
+        *schema = given;
+        body.insert("required".to_owned(), Value::Bool(false));
     }
 }
 

@@ -194,6 +194,7 @@ async fn wrong_parameters_and_cursors_are_refused() {
     }
     for (bad, parameter) in [
         ("status=done", "status"),
+        ("reason=tool-reconciliation", "reason"),
         ("created_after=yesterday", "created_after"),
         ("status=failed&status=queued", "status"),
         ("sttaus=failed", "sttaus"),
