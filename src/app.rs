@@ -25,6 +25,7 @@ use crate::net::{Egress, EgressAllow};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
+use crate::secrets::KeyRing;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
 use crate::store::{Claim, RunStore, Store};
@@ -77,6 +78,7 @@ impl App {
         let store = crate::store::open(config.database_url.expose_secret(), migrate)
             .await
             .context("COUNTERSIGN_DATABASE_URL")?;
+        check_secrets(&*store, &config.keys).await?;
         let allow =
             EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;
         let egress = Egress::new(allow);
@@ -146,8 +148,16 @@ impl App {
 
     /// Stops in order: streams end, runs let go at their next safe point, leases are given back, connections close.
     pub async fn stop(self) {
+        self.drain().await;
+        self.close().await;
+    }
+
+    async fn drain(&self) {
         self.stopping.cancel();
         self.executor.drain(self.drain).await;
+    }
+
+    async fn close(self) {
         self.ended.cancel();
         self.pool.close().await;
         self.tracker.close();
@@ -224,17 +234,18 @@ impl Server {
         self.stop().await
     }
 
-    /// Streams end, no connection is taken, answers under way are given; then the app stops.
+    /// Streams end and runs let go while requests are still answered (`/readyz` says `draining`, new runs are queued for
+    /// whoever comes next); then no connection is taken any more, and the rest ends.
     ///
     /// # Errors
     /// When the listener failed.
     pub async fn stop(self) -> anyhow::Result<()> {
         tracing::info!("draining");
         self.phase.send_replace(Phase::Draining);
-        self.app.stopping.cancel();
+        self.app.drain().await;
         self.closing.cancel();
         let served = tokio::time::timeout(ANSWER_TIME, self.serving).await;
-        self.app.stop().await;
+        self.app.close().await;
         match served {
             Ok(ended) => Ok(ended??),
             Err(_elapsed) => {
@@ -243,6 +254,14 @@ impl Server {
             }
         }
     }
+}
+
+/// Refuses to start when stored secrets cannot be read: a wrong key would only show when a run needs its secret.
+async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> {
+    for (tenant, uid, sealed) in store.secret_samples().await.context("COUNTERSIGN_DATABASE_URL")? {
+        keys.open(&tenant, uid, &sealed).context("COUNTERSIGN_MASTER_KEYS does not open the stored secrets")?;
+    }
+    Ok(())
 }
 
 fn executor_settings(config: &Config) -> ExecutorSettings {

@@ -11,7 +11,8 @@ use tracing_subscriber::EnvFilter;
 use crate::config::LogFormat;
 
 /// What is logged unless the operator says otherwise: libraries that log payloads are kept to warnings.
-const DEFAULT_FILTER: &str = "info,rmcp=warn,hyper=warn,hyper_util=warn,h2=warn,reqwest=warn,rustls=warn,sqlx=warn";
+const DEFAULT_FILTER: &str =
+    "info,rmcp=off,rig_core=error,hyper=warn,hyper_util=warn,h2=warn,reqwest=warn,rustls=warn,sqlx=warn";
 
 /// Bounds of request times, in seconds.
 const SECONDS: [f64; 11] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0];

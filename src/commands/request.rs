@@ -198,6 +198,7 @@ pub enum RetryCall {
     /// Turn and label.
     Exact {
         /// The turn.
+        #[schema(minimum = 1, maximum = 2_147_483_647)]
         turn: u32,
         /// The label.
         call_id: String,

@@ -250,6 +250,8 @@ pub trait RunStore: Send + Sync {
     ) -> Result<Vec<StoredEvent>, StoreError>;
     /// The sealed secrets of a run.
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
+    /// One stored secret for each master key that sealed any: what a start-up check must be able to open.
+    async fn secret_samples(&self) -> Result<Vec<(TenantId, RunUid, SealedSecret)>, StoreError>;
     /// Whether the database answers.
     async fn ping(&self) -> Result<(), StoreError>;
     /// Closes every connection; what comes later is `Unavailable`.

@@ -124,6 +124,28 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
         let error = ToolError::new("cancelled", "The run was cancelled before the call was sent.");
         settle::fail(&mut draft, key, error, None);
     }
+    withdraw(&mut draft);
     draft.finish(Status::Cancelled);
     draft.commit()
+}
+
+/// An attempt that was allowed and not made will not be made: the call is as undecided as before.
+fn withdraw(draft: &mut Draft<'_>) {
+    let allowed: Vec<_> = draft
+        .envelope
+        .calls
+        .iter()
+        .filter_map(|call| match &call.stage {
+            Stage::Indeterminate { cause, since, authorized: true } => Some((call.key, *cause, *since)),
+            Stage::Indeterminate { .. }
+            | Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. } => None,
+        })
+        .collect();
+    for (key, cause, since) in allowed {
+        draft.move_call(key, Stage::Indeterminate { cause, since, authorized: false });
+    }
 }

@@ -176,6 +176,10 @@ impl RunStore for PostgresStore {
         reads::secret_list(self, tenant, uid).await
     }
 
+    async fn secret_samples(&self) -> Result<Vec<(TenantId, RunUid, SealedSecret)>, StoreError> {
+        reads::secret_samples(self).await
+    }
+
     async fn ping(&self) -> Result<(), StoreError> {
         nodes::ping(self).await
     }

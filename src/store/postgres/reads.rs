@@ -161,3 +161,16 @@ pub(super) async fn secret_list(
     .await?;
     Ok(rows.into_iter().map(|(name, key_id, sealed)| SealedSecret { name, key_id, sealed }).collect())
 }
+
+pub(super) async fn secret_samples(store: &PostgresStore) -> Result<Vec<(TenantId, RunUid, SealedSecret)>, StoreError> {
+    let rows: Vec<(String, uuid::Uuid, String, String, Vec<u8>)> = sqlx::query_as(
+        "SELECT DISTINCT ON (key_id) tenant_id, run_uid, name, key_id, sealed FROM run_secrets ORDER BY key_id",
+    )
+    .fetch_all(&store.pool)
+    .await?;
+    let sample = |(tenant, uid, name, key_id, sealed): (String, uuid::Uuid, String, String, Vec<u8>)| {
+        let tenant = codec::named("tenant", TenantId::parse(tenant))?;
+        Ok((tenant, RunUid(uid), SealedSecret { name, key_id, sealed }))
+    };
+    rows.into_iter().map(sample).collect()
+}

@@ -160,3 +160,15 @@ pub(super) async fn secret_list(
     .await?;
     Ok(rows.into_iter().map(|(name, key_id, sealed)| SealedSecret { name, key_id, sealed }).collect())
 }
+
+pub(super) async fn secret_samples(store: &SqliteStore) -> Result<Vec<(TenantId, RunUid, SealedSecret)>, StoreError> {
+    let rows: Vec<(String, uuid::Uuid, String, String, Vec<u8>)> =
+        sqlx::query_as("SELECT tenant_id, run_uid, name, key_id, sealed FROM run_secrets GROUP BY key_id")
+            .fetch_all(&store.reader)
+            .await?;
+    let sample = |(tenant, uid, name, key_id, sealed): (String, uuid::Uuid, String, String, Vec<u8>)| {
+        let tenant = codec::named("tenant", TenantId::parse(tenant))?;
+        Ok((tenant, RunUid(uid), SealedSecret { name, key_id, sealed }))
+    };
+    rows.into_iter().map(sample).collect()
+}

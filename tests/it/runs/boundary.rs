@@ -183,3 +183,17 @@ async fn a_wish_to_cancel_that_the_owner_did_not_read_is_heeded_by_the_next() {
     }
     assert_eq!(world.receipts("r").await[0].stage.code(), "indeterminate");
 }
+
+#[tokio::test]
+async fn a_server_whose_keys_do_not_open_the_stored_secrets_does_not_start() {
+    let (world, fake) = (World::start().await, FakeMcp::start().await);
+    fake.on_call(|_| Reply::Reset);
+    let auth = json!({"scheme": "bearer", "secret": "token"});
+    let mut body = run_on("r", &[("charge", json!({"amount": 5}))], json!([{"url": fake.url(), "auth": auth}]));
+    body["secrets"] = json!({"token": "s3cr3t-canary"});
+    world.create(body).await.unwrap();
+    assert_eq!(world.rested(&run_id("r")).await.head.status.code(), "suspended");
+    let refused = world.restart_with_keys("dev:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").await.unwrap_err();
+    let said = format!("{refused:#}");
+    assert!(said.contains("COUNTERSIGN_MASTER_KEYS") && !said.contains("canary"), "{said}");
+}

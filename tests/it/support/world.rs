@@ -10,6 +10,7 @@ use countersign::config::Config;
 use countersign::mcp::demo::{DemoLedger, router};
 use countersign::run::call::Call;
 use countersign::run::ids::{Actor, RunId, TenantId};
+use countersign::secrets::KeyRing;
 use countersign::store::RunView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -58,6 +59,16 @@ impl World {
         let Self { app, demo, folder } = self;
         app.stop().await;
         Self { app: start_app(&folder).await, demo, folder }
+    }
+
+    /// Stops the server and tries to start it on the same data with these master keys.
+    pub(crate) async fn restart_with_keys(self, keys: &str) -> anyhow::Result<()> {
+        let Self { app, folder, .. } = self;
+        app.stop().await;
+        let mut config = Config::dev(folder.path(), "127.0.0.1:0".parse()?, &|_| None)?;
+        config.keys = Arc::new(KeyRing::parse(keys)?);
+        App::start(&config, Arc::new(SystemClock), true).await?.stop().await;
+        Ok(())
     }
 
     pub(crate) async fn create(&self, body: Value) -> Result<Created, CommandError> {

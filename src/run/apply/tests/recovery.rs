@@ -233,3 +233,15 @@ fn b216_a_cancelled_run_keeps_its_unknown_calls_visible() {
     assert_eq!(run.head.status, Status::Cancelled);
     assert_eq!(kinds(&commit), ["tool-output", "tool-output", "result"]);
 }
+
+#[test]
+fn b216_an_attempt_that_was_allowed_and_not_made_is_undecided_again_when_the_run_is_cancelled() {
+    let mut run = held(&[("call_1", "charge")]);
+    let fact = resume(&run, &["call_1"]);
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(run.undecided().count(), 0);
+    let mut run = reloaded(&run);
+    let commit = apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    assert_eq!((run.undecided().count(), commit.calls_moved.len()), (1, 1));
+    assert_eq!(run.calls[0].decided_by.as_ref().unwrap().as_str(), "alice");
+}
