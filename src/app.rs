@@ -108,6 +108,7 @@ impl App {
             keys: Arc::clone(&config.keys),
             clock,
             executor: Arc::new(Local(executor.clone())),
+            tasks: tracker.clone(),
             allow: Allowances { scripted_models: config.allow_scripted_models, catalog_max_age_ms: CATALOG_MAX_AGE_MS },
         });
         let drain = Duration::from_secs(config.drain_s.into());

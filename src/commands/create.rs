@@ -1,14 +1,16 @@
 //! Creates a run: everything is checked, the servers are connected and read, and only then is anything stored.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
 
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
-use super::{Asker, CommandError, Commands, Fault, RequestKey};
+use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
+use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
@@ -72,26 +74,44 @@ impl Commands {
             uid,
             id: id.clone(),
             spec: envelope.spec.clone(),
-            commit: commit.clone(),
+            commit,
             owner: seat.as_ref().map(|seat| seat.node),
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        match (self.store.run_admit(admission).await?, kept) {
-            (Admitted::Created, _) => {}
-            (Admitted::RunExists, _) => return Err(CommandError::RunExists),
-            (Admitted::KeyUsed(answer), Some(kept)) => return replay(&kept, &answer.body_digest, answer.run_id),
-            (Admitted::KeyUsed(_), None) => return Err(CommandError::KeyReused),
+        match (self.admit(admission, envelope, seat).await?, kept) {
+            (Admitted::Created, _) => Ok(Created { id, replayed: false }),
+            (Admitted::RunExists, _) => Err(CommandError::RunExists),
+            (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
+            (Admitted::KeyUsed(_), None) => Err(CommandError::KeyReused),
         }
-        self.tell(asker, uid, &commit);
-        match seat {
-            Some(seat) => {
-                let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
-                self.executor.begin(seat, claim, envelope, &commit);
+    }
+
+    /// Stores the run and begins it: both or neither, even when the caller goes away in between. So it is a task of its
+    /// own; a request's future ends where it stands when its connection does.
+    async fn admit(
+        &self,
+        admission: Admission,
+        envelope: Envelope,
+        seat: Option<Seat>,
+    ) -> Result<Admitted, CommandError> {
+        let (store, hub, executor) = (Arc::clone(&self.store), Arc::clone(&self.hub), Arc::clone(&self.executor));
+        let admitting = self.tasks.spawn(async move {
+            let (commit, claim) = (
+                admission.commit.clone(),
+                Claim { tenant: admission.tenant.clone(), uid: admission.uid, fence: Fence(1) },
+            );
+            let admitted = store.run_admit(admission).await?;
+            if admitted == Admitted::Created {
+                tell(&hub, &claim.tenant, claim.uid, &commit);
+                match seat {
+                    Some(seat) => executor.begin(seat, claim, envelope, &commit),
+                    None => executor.wake(),
+                }
             }
-            None => self.executor.wake(),
-        }
-        Ok(Created { id, replayed: false })
+            Ok(admitted)
+        });
+        admitting.await.unwrap_or_else(|_panicked| Err(CommandError::Interrupted))
     }
 
     pub(super) fn catalog_max_age(&self) -> Duration {

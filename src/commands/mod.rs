@@ -13,6 +13,8 @@ pub use create::Created;
 pub use request::{CreateRun, InputMessage, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 
+use tokio_util::task::TaskTracker;
+
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable};
 use crate::run::commit::Commit;
@@ -57,7 +59,7 @@ impl Fault {
     }
 }
 
-/// Why a command was not carried out; nothing is stored then.
+/// Why a command was not carried out; nothing is stored then, unless a variant says else.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The body cannot mean anything here.
@@ -84,6 +86,9 @@ pub enum CommandError {
     /// Somebody else changed the run again and again; asking later may succeed.
     #[error("the run changes faster than it can be decided")]
     Contended,
+    /// The task that stored it panicked; whether it is stored is not known.
+    #[error("the command was interrupted")]
+    Interrupted,
 }
 
 /// A free slot on this node, held while a run is admitted.
@@ -129,15 +134,15 @@ pub struct Commands {
     pub clock: Arc<dyn Clock>,
     /// This node's executor.
     pub executor: Arc<dyn LocalExecutor>,
+    /// What must come to its end although its caller has gone.
+    pub tasks: TaskTracker,
     /// What the operator allows.
     pub allow: Allowances,
 }
 
-impl Commands {
-    /// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
-    fn tell(&self, asker: &Asker, uid: RunUid, commit: &Commit) {
-        if let Err(fault) = self.hub.publish(&asker.tenant, uid, &commit.events) {
-            tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
-        }
+/// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
+fn tell(hub: &Hub, tenant: &TenantId, uid: RunUid, commit: &Commit) {
+    if let Err(fault) = hub.publish(tenant, uid, &commit.events) {
+        tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::DashMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -69,6 +69,8 @@ struct Shared {
     slots: Arc<Semaphore>,
     tenants: Arc<DashMap<TenantId, usize>>,
     owned: DashMap<RunUid, (Fence, Signals)>,
+    /// What the last beat found owned and not driven.
+    astray: Mutex<Vec<Claim>>,
     due: Notify,
     draining: CancellationToken,
 }
@@ -119,6 +121,7 @@ impl Executor {
             slots: Arc::new(Semaphore::new(settings.max_running)),
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
+            astray: Mutex::default(),
             due: Notify::new(),
             draining: CancellationToken::new(),
         };
