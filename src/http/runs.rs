@@ -22,6 +22,26 @@ use crate::store::{RunCursor, RunFilter, RunView};
 /// The statuses that runs can be asked for by.
 const STATUSES: [&str; 7] = ["queued", "running", "suspended", "completed", "stopped", "failed", "cancelled"];
 
+/// The reasons that runs can be asked for by: all of the contract, also those that this version does not give.
+const REASONS: [&str; 16] = [
+    "approval-required",
+    "tool-reconciliation-required",
+    "client-tool-results-required",
+    "input-required",
+    "mcp-catalog-changed",
+    "mcp-unreachable",
+    "limit-escalated",
+    "mcp-catalog-unreadable",
+    "max-turns",
+    "max-tool-calls",
+    "budget.tokens",
+    "budget.usd",
+    "deadline",
+    "runaway-tool-errors",
+    "content-filter",
+    "length",
+];
+
 /// Create a run.
 ///
 /// Everything is checked and the MCP servers are read before anything is stored. With `Prefer: wait=N` the answer comes
@@ -96,7 +116,7 @@ pub(super) async fn run_list(
     let (limit, after) = (query.take_limit()?, query.take_cursor::<RunCursor>()?);
     let filter = RunFilter {
         status: query.take_one_of("status", &STATUSES),
-        reason: query.take("reason"),
+        reason: query.take_one_of("reason", &REASONS),
         metadata: query.take_map("metadata"),
         created_after: query.take_time("created_after"),
         created_before: query.take_time("created_before"),
