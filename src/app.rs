@@ -289,10 +289,6 @@ impl LocalExecutor for Local {
         }
     }
 
-    fn abandon(&self, claim: Claim) {
-        self.0.abandon(claim);
-    }
-
     fn wake(&self) {
         self.0.wake();
     }

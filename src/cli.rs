@@ -102,7 +102,8 @@ pub fn serve(migrate: bool) -> anyhow::Result<()> {
 }
 
 async fn start(config: &Config, migrate: bool) -> anyhow::Result<Server> {
-    let listener = TcpListener::bind(config.listen).await.with_context(|| format!("listening at {}", config.listen))?;
+    let listener =
+        TcpListener::bind(config.listen).await.with_context(|| format!("COUNTERSIGN_LISTEN: {}", config.listen))?;
     let counters = telemetry::start_metrics()?;
     let app = App::start(config, Arc::new(SystemClock), migrate).await?;
     app.every(UPKEEP, {

@@ -1,7 +1,7 @@
 //! Cancels a run: at once when nobody drives it, else by a wish that its owner reads.
 
 use super::resume::DECIDE_TRIES;
-use super::{Asker, CommandError, Commands};
+use super::{Asker, CommandError, Commands, tell};
 use crate::run::apply;
 use crate::run::fact::Fact;
 use crate::run::ids::RunId;
@@ -28,7 +28,7 @@ impl Commands {
             }
             let commit = apply(&mut envelope, Fact::Cancelled, self.clock.now())?;
             if self.store.run_decide(&asker.tenant, uid, fence, &commit).await? {
-                self.tell(asker, uid, &commit);
+                tell(&self.hub, &asker.tenant, uid, &commit);
                 return Ok(());
             }
         }

@@ -8,7 +8,7 @@ use secrecy::ExposeSecret;
 
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
-use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat};
+use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
@@ -37,7 +37,7 @@ impl Commands {
     /// # Errors
     /// `Invalid`, `RunExists`, `KeyReused`, `Unreachable` and `Store`; nothing is stored then.
     pub async fn create(
-        self: &Arc<Self>,
+        &self,
         asker: &Asker,
         request: CreateRun,
         key: Option<RequestKey>,
@@ -75,15 +75,12 @@ impl Commands {
             uid,
             id: id.clone(),
             spec: envelope.spec.clone(),
-            commit: commit.clone(),
+            commit,
             owner: seat.as_ref().map(|seat| seat.node),
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        // A caller that goes away must not leave a stored run that nobody drives: from here on it is carried through.
-        let (commands, asker) = (Arc::clone(self), asker.clone());
-        let carried = self.tasks.spawn(async move { commands.store_and_begin(asker, admission, envelope, seat).await });
-        match (carried.await.map_err(|fault| CommandError::Interrupted(fault.to_string()))??, kept) {
+        match (self.admit(admission, envelope, seat).await?, kept) {
             (Admitted::Created, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
@@ -91,33 +88,31 @@ impl Commands {
         }
     }
 
-    async fn store_and_begin(
+    /// Stores the run and begins it: both or neither, even when the caller goes away in between. So it is a task of its
+    /// own; a request's future ends where it stands when its connection does.
+    async fn admit(
         &self,
-        asker: Asker,
         admission: Admission,
         envelope: Envelope,
         seat: Option<Seat>,
     ) -> Result<Admitted, CommandError> {
-        let (uid, commit) = (admission.uid, admission.commit.clone());
-        let claim = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
-        match (self.store.run_admit(admission).await, seat) {
-            (Ok(Admitted::Created), seat) => {
-                self.tell(&asker, uid, &commit);
+        let (store, hub, executor) = (Arc::clone(&self.store), Arc::clone(&self.hub), Arc::clone(&self.executor));
+        let admitting = self.tasks.spawn(async move {
+            let (commit, claim) = (
+                admission.commit.clone(),
+                Claim { tenant: admission.tenant.clone(), uid: admission.uid, fence: Fence(1) },
+            );
+            let admitted = store.run_admit(admission).await?;
+            if admitted == Admitted::Created {
+                tell(&hub, &claim.tenant, claim.uid, &commit);
                 match seat {
-                    Some(seat) => self.executor.begin(seat, claim, envelope, &commit),
-                    None => self.executor.wake(),
+                    Some(seat) => executor.begin(seat, claim, envelope, &commit),
+                    None => executor.wake(),
                 }
-                Ok(Admitted::Created)
             }
-            (Ok(refused), _) => Ok(refused),
-            (Err(fault), seat) => {
-                // The answer may be lost, not the run: then it is this node's, and must be given back.
-                if seat.is_some() {
-                    self.executor.abandon(claim);
-                }
-                Err(fault.into())
-            }
-        }
+            Ok(admitted)
+        });
+        admitting.await.unwrap_or_else(|_panicked| Err(CommandError::Interrupted))
     }
 
     pub(super) fn catalog_max_age(&self) -> Duration {

@@ -60,7 +60,7 @@ impl Fault {
     }
 }
 
-/// Why a command was not carried out; nothing is stored then.
+/// Why a command was not carried out; nothing is stored then, unless a variant says else.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The body cannot mean anything here.
@@ -84,12 +84,12 @@ pub enum CommandError {
     /// The store could not do it.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The server stops, or a defect: what was asked may have been done or not.
-    #[error("the request was interrupted: {0}")]
-    Interrupted(String),
     /// Somebody else changed the run again and again; asking later may succeed.
     #[error("the run changes faster than it can be decided")]
     Contended,
+    /// The task that stored it panicked; whether it is stored is not known.
+    #[error("the command was interrupted")]
+    Interrupted,
 }
 
 /// A free slot on this node, held while a run is admitted.
@@ -106,8 +106,6 @@ pub trait LocalExecutor: Send + Sync {
     fn seat(&self, tenant: &TenantId) -> Option<Seat>;
     /// Drives a run that was admitted as this node's own.
     fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit);
-    /// Gives back a run that may have been admitted as this node's own, when nobody knows whether it was.
-    fn abandon(&self, claim: Claim);
     /// Some run is due.
     fn wake(&self);
     /// Somebody left a wish with a run that a node owns.
@@ -137,17 +135,15 @@ pub struct Commands {
     pub clock: Arc<dyn Clock>,
     /// This node's executor.
     pub executor: Arc<dyn LocalExecutor>,
+    /// What must come to its end although its caller has gone.
+    pub tasks: TaskTracker,
     /// What the operator allows.
     pub allow: Allowances,
-    /// Where work goes on that a caller who goes away must not interrupt.
-    pub tasks: TaskTracker,
 }
 
-impl Commands {
-    /// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
-    fn tell(&self, asker: &Asker, uid: RunUid, commit: &Commit) {
-        if let Err(fault) = self.hub.publish(&asker.tenant, uid, &commit.events) {
-            tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
-        }
+/// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
+fn tell(hub: &Hub, tenant: &TenantId, uid: RunUid, commit: &Commit) {
+    if let Err(fault) = hub.publish(tenant, uid, &commit.events) {
+        tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
     }
 }

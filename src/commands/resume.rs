@@ -2,7 +2,7 @@
 
 use super::faults::{Faults, LATER};
 use super::request::{ResumeRun, RetryCall};
-use super::{Asker, CommandError, Commands};
+use super::{Asker, CommandError, Commands, tell};
 use crate::run::apply;
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
@@ -58,7 +58,7 @@ impl Commands {
                 Err(refusal) => return Err(refusal.into()),
             };
             if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
-                self.tell(asker, envelope.uid, &commit);
+                tell(&self.hub, &asker.tenant, envelope.uid, &commit);
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
                     return Ok(Resumed::Queued);
@@ -98,9 +98,11 @@ impl Commands {
     ) -> Result<crate::run::binding::Binding, CommandError> {
         let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
-        let read = self.dispatch.read(&asker.tenant, envelope.uid, &entries, &secrets, self.catalog_max_age()).await;
-        // The connections that belong to this run alone are opened again by the leg that follows.
-        self.dispatch.release(envelope.uid).await;
+        // Connections that carry the run's own credential belong to this request alone: were they the run's, it would
+        // close the ones of requests beside it, and of the leg that follows.
+        let reader = self.clock.run_uid();
+        let read = self.dispatch.read(&asker.tenant, reader, &entries, &secrets, self.catalog_max_age()).await;
+        self.dispatch.release(reader).await;
         Ok(merge(entries, &read?.catalogs).0)
     }
 }

@@ -67,7 +67,8 @@ impl<'a> Reader<'a> {
         let value = values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if value.is_none() {
             let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
-            self.fault(setting, format!("{text:?} is not supported by this version; use {}", names.join(" or ")));
+            // The value may be an address with a password in it.
+            self.fault(setting, format!("is not supported by this version; use {}", names.join(" or ")));
         }
         value
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::DashMap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -70,6 +70,8 @@ struct Shared {
     slots: Arc<Semaphore>,
     tenants: Arc<DashMap<TenantId, usize>>,
     owned: DashMap<RunUid, (Fence, Signals)>,
+    /// What the last beat found owned and not driven.
+    astray: Mutex<Vec<Claim>>,
     due: Notify,
     /// The last claim took all it could: more may be due, and a slot that becomes free is worth a look.
     backlog: AtomicBool,
@@ -126,6 +128,7 @@ impl Executor {
             slots: Arc::new(Semaphore::new(settings.max_running)),
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
+            astray: Mutex::default(),
             due: Notify::new(),
             backlog: AtomicBool::new(false),
             draining: CancellationToken::new(),
@@ -145,12 +148,6 @@ impl Executor {
     /// Drives a run that was admitted as this node's own.
     pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, commit: &Commit) {
         self.shared.spawn(slot, claim, Some((envelope, commit.sends.clone())));
-    }
-
-    /// Gives back a run that may have been admitted as this node's own, when nobody knows whether it was.
-    pub fn abandon(&self, claim: Claim) {
-        let shared = Arc::clone(&self.shared);
-        self.shared.parts.tracker.spawn(async move { drive::release(&shared, &claim, false).await });
     }
 
     /// Some run is due.

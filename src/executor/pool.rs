@@ -8,7 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Executor, Shared};
-use crate::store::StoreError;
+use crate::store::{Claim, StoreError};
 
 /// Wake-ups are hints; beneath them due runs are looked for this often.
 const SLOW_POLL: Duration = Duration::from_secs(1);
@@ -102,6 +102,7 @@ impl Shared {
                         owned.1.cancel.cancel();
                     }
                 }
+                self.free_strays(beat.owned).await;
             }
             Ok(_) => self.start_over().await,
             Err(fault) => tracing::warn!(%fault, "the node could not beat"),
@@ -122,6 +123,27 @@ impl Shared {
                 self.due.notify_one();
             }
             Err(fault) => tracing::warn!(%fault, "dead nodes could not be looked for"),
+        }
+    }
+
+    /// Gives back what the database counts as this node's and nobody here drives: the answer to an admission, a claim
+    /// or a release was lost, so no drive began or its end was not stored. A run that is being admitted at this moment
+    /// looks the same, so a run must be astray at two beats in a row. Were it given back too early even so, its drive
+    /// finds the fence closed.
+    async fn free_strays(&self, owned: Vec<Claim>) {
+        let is_driven = |claim: &Claim| self.owned.get(&claim.uid).is_some_and(|owned| owned.0 == claim.fence);
+        let astray: Vec<Claim> = owned.into_iter().filter(|claim| !is_driven(claim)).collect();
+        let before = std::mem::replace(&mut *self.astray.lock(), astray.clone());
+        for claim in astray.iter().filter(|claim| before.contains(claim)) {
+            match self.parts.store.run_release(claim, false).await {
+                Ok(true) => {
+                    tracing::warn!(run = %claim.uid.0, "a run that nobody drove was given back");
+                    self.due.notify_one();
+                }
+                Ok(false) => {}
+                // It stays astray; the next beat tries again.
+                Err(fault) => tracing::warn!(run = %claim.uid.0, %fault, "a run that nobody drives stays so"),
+            }
         }
     }
 

@@ -19,8 +19,13 @@ use crate::run::ids::RunUid;
 use crate::store::StoredEvent;
 use crate::store::hub::Heard;
 
-/// Rows that are read at once; never a whole run.
-const PAGE: u32 = 500;
+/// Rows that are read at first, before their size is known, and at most.
+const PAGE_FIRST: u32 = 4;
+const PAGE_MAX: u32 = 500;
+
+/// Bytes that a page should have. What a reader who does not read keeps in memory is one page, and events can be
+/// large, so rows are asked for by the size of the ones before.
+const PAGE_BYTES: u64 = 128 * 1024;
 
 /// How often a comment is sent, so that nobody takes the connection for dead.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -61,21 +66,15 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         yield Ok(Bytes::from_static(RETRY.as_bytes()));
+        let mut rows = PAGE_FIRST;
         'read: loop {
             loop {
-                let page = match api.store.event_list(&caller.tenant, uid, after, PAGE).await {
-                    Ok(page) => page,
-                    Err(fault) => {
-                        // The reader reconnects with its place; nothing is lost.
-                        tracing::warn!(run = %uid.0, %fault, "an event stream ends early");
-                        return;
-                    }
-                };
-                let Some(last) = page.last() else { break };
-                after = last.seq;
-                let ended = page.iter().any(is_last);
-                let whole = page.len() < usize::try_from(PAGE).unwrap_or(usize::MAX);
-                yield Ok(frames(&page));
+                let Some(page) = Page::read(&api, &caller, uid, after, rows).await else { return };
+                let Some(last) = page.last else { break };
+                after = last;
+                rows = rows_after(rows, page.text.len());
+                let (ended, whole) = (page.ended, page.whole);
+                yield Ok(page.text);
                 if ended {
                     return;
                 }
@@ -146,6 +145,43 @@ fn ends(api: &Api, caller: &Caller) -> Instant {
     let left = caller.expires_at.millis_since(api.clock.now());
     // A day is longer than any stream lives; far times would not fit the timer.
     Instant::now() + Duration::from_millis(u64::try_from(left).unwrap_or_default()).min(Duration::from_hours(24))
+}
+
+/// A page of events as frames. The events themselves are not kept while the reader takes its time.
+struct Page {
+    text: Bytes,
+    /// The number of its last event; `None` when there is none yet.
+    last: Option<i64>,
+    /// Whether the run's last event is in it.
+    ended: bool,
+    /// Whether there was nothing more.
+    whole: bool,
+}
+
+impl Page {
+    /// `None` when the store does not answer: the reader reconnects with its place, and nothing is lost.
+    async fn read(api: &Api, caller: &Caller, uid: RunUid, after: i64, rows: u32) -> Option<Self> {
+        match api.store.event_list(&caller.tenant, uid, after, rows).await {
+            Ok(events) => Some(Self {
+                text: frames(&events),
+                last: events.last().map(|event| event.seq),
+                ended: events.iter().any(is_last),
+                whole: events.len() < usize::try_from(rows).unwrap_or(usize::MAX),
+            }),
+            Err(fault) => {
+                tracing::warn!(run = %uid.0, %fault, "an event stream ends early");
+                None
+            }
+        }
+    }
+}
+
+/// How many rows to read after a page of so many rows and bytes.
+fn rows_after(rows: u32, bytes: usize) -> u32 {
+    let wanted = u64::from(rows) * PAGE_BYTES / u64::try_from(bytes).unwrap_or(u64::MAX).max(1);
+    // A few small events say little of the next: grow step by step.
+    let most = rows.saturating_mul(4).min(PAGE_MAX);
+    u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, most)
 }
 
 fn is_last(event: &StoredEvent) -> bool {

@@ -332,7 +332,7 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
                 .linked(run.map(links::resume).into_iter().collect())
         }
         CommandError::Store(error) => of_store(&error),
-        CommandError::Interrupted(cause) => internal(&cause),
+        CommandError::Interrupted => ApiError::Internal("a command was interrupted").problem(),
         CommandError::Contended => overloaded("the run changes faster than the request can be decided"),
     }
 }

@@ -296,7 +296,9 @@ impl OwnedCommit {
 pub struct Beat {
     /// Whether the node was still taken for alive; if not it owns nothing any more.
     pub alive: bool,
-    /// Owned runs that somebody left a wish with.
+    /// Every run that the database counts as this node's.
+    pub owned: Vec<Claim>,
+    /// Those of them that somebody left a wish with.
     pub attention: Vec<Claim>,
 }
 
@@ -306,7 +308,7 @@ pub trait ExecutorStore: Send + Sync {
     /// Makes a node known, with its first beat. On SQLite, which one process has for itself, every other node is dead
     /// from then on and its runs are due.
     async fn node_register(&self, node: NodeId) -> Result<(), StoreError>;
-    /// Beats, and reads whose attention is wanted.
+    /// Beats, and reads what the node owns and whose attention is wanted.
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError>;
     /// Says good-bye: the node's runs are due at once.
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError>;

@@ -50,11 +50,19 @@ pub(super) async fn node_beat(store: &SqliteStore, node: NodeId) -> Result<Beat,
     if beaten.rows_affected() == 0 {
         return Ok(Beat::default());
     }
-    let rows = sqlx::query("SELECT tenant_id, uid, fence FROM runs WHERE owner = ?1 AND attention")
+    let rows = sqlx::query("SELECT tenant_id, uid, fence, attention FROM runs WHERE owner = ?1")
         .bind(node.0)
         .fetch_all(&store.reader)
         .await?;
-    Ok(Beat { alive: true, attention: rows.iter().map(claim).collect::<Result<_, _>>()? })
+    let mut beat = Beat { alive: true, ..Beat::default() };
+    for row in &rows {
+        let claim = claim(row)?;
+        if row.try_get("attention")? {
+            beat.attention.push(claim.clone());
+        }
+        beat.owned.push(claim);
+    }
+    Ok(beat)
 }
 
 pub(super) async fn node_retire(store: &SqliteStore, node: NodeId) -> Result<(), StoreError> {

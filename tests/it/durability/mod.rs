@@ -30,6 +30,7 @@ on_both_stores!(
     b020_b217_a_run_goes_on_by_itself_after_a_crash_and_no_paid_turn_is_asked_again,
     a_stopped_server_lets_go_of_its_runs_and_the_next_goes_on,
     the_result_is_there_after_a_crash,
+    a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on,
 );
 
 fn charge(fake: &FakeMcp) -> Value {
@@ -147,4 +148,17 @@ async fn the_result_is_there_after_a_crash(database: Database) {
     let product = Product::start(&database).await;
     assert_eq!(product.get("/v1/runs/r").await, before);
     assert_eq!(product.get("/v1/runs/r/events?limit=200").await, events);
+}
+
+async fn a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on(database: Database) {
+    let product = Product::start(&database).await;
+    let mut body = run_on("r", &[], json!([]));
+    body["model"]["script"] = json!([{"text": "late", "delay_ms": 1500}]);
+    product.post("/v1/runs", &body, 201).await;
+    // As if the node had claimed the run once more and the answer of the database had been lost: the drive of the
+    // first claim finds its fence closed, and nobody knows of the second.
+    database.execute("UPDATE runs SET fence = fence + 1 WHERE owner IS NOT NULL").await;
+    let run = product.rested("r").await;
+    assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(1)), "{}", product.log());
+    assert!(product.log().contains("a run that nobody drove was given back"), "{}", product.log());
 }

@@ -197,6 +197,8 @@ async fn wrong_parameters_and_cursors_are_refused() {
         ("reason=tool-reconciliation", "reason"),
         ("created_after=yesterday", "created_after"),
         ("status=failed&status=queued", "status"),
+        ("reason=because", "reason"),
+        ("reason=%00", "reason"),
         ("sttaus=failed", "sttaus"),
     ] {
         let problem = server.get(&format!("/v1/runs?{bad}"), &alice).await.problem(422, "validation-failed");

@@ -1,8 +1,14 @@
 //! Creating once: ids, idempotency keys, waiting, lists.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
 use axum::body::Body;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use super::harness::{Server, request, says, slow};
 
@@ -124,4 +130,39 @@ async fn lists_page_through_every_run_newest_first() {
     let envelope = server.get("/v1/runs/r0/envelope", &alice).await.json();
     assert_eq!(envelope["messages"].as_array().unwrap().len(), 2);
     assert_eq!(envelope["run"]["id"], "r0");
+}
+
+/// A request's future is dropped when its connection goes away, wherever it stands.
+#[tokio::test]
+async fn a_caller_that_goes_away_leaves_a_run_that_ends_or_none() {
+    let server = Server::start().await;
+    for polls in 0..60_u32 {
+        let mut body = says("hello");
+        body["id"] = format!("gone-{polls}").into();
+        let request = request(Method::POST, "/v1/runs", &server.alice(), &[], Body::from(body.to_string()));
+        let mut answering = pin!(server.send(request));
+        let mut left = polls;
+        let answer = poll_fn(|context| match left.checked_sub(1) {
+            Some(fewer) => {
+                left = fewer;
+                answering.as_mut().poll(context).map(Some)
+            }
+            None => Poll::Ready(None),
+        })
+        .await;
+        if answer.is_some() {
+            break;
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let page = server.get("/v1/runs?limit=200", &server.alice()).await.json();
+        let runs = page["data"].as_array().unwrap();
+        // One was answered; one more at least was stored for a caller who had gone.
+        if runs.len() > 1 && runs.iter().all(|run| run["status"] == "completed") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "some runs do not end: {page}");
+        sleep(Duration::from_millis(20)).await;
+    }
 }

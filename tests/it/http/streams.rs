@@ -7,6 +7,7 @@ use countersign::clock::{Clock as _, SystemClock};
 use futures::StreamExt as _;
 use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::harness::{SOON, Server, request, says, slow};
@@ -263,4 +264,27 @@ async fn runs_that_other_nodes_drive_are_followed_too() {
     let events = server.read("/v1/runs/theirs/events", &alice, &[]).await.rest().await;
     assert_eq!(kinds(&events).last(), Some(&"result"));
     assert_eq!(server.settled(&slow(300)).await["status"], "completed");
+}
+
+/// What a reader who does not read keeps in memory is one piece of the stream.
+#[tokio::test]
+async fn a_stream_of_large_events_is_read_in_small_pieces() {
+    let server = Server::start().await;
+    let call = json!({ "name": "unknown", "arguments": { "note": "x".repeat(40_000) } });
+    let script = json!([{ "tool_calls": [call] }]);
+    let body = json!({
+        "id": "large", "input": "Go.", "limits": { "max_turns": 20 },
+        "model": { "provider": "scripted", "name": "demo", "script": script },
+    });
+    assert_eq!(server.settled(&body).await["reason"], "max-turns");
+    let headers = [("accept", "text/event-stream")];
+    let asked = request(Method::GET, "/v1/runs/large/events", &server.alice(), &headers, Body::empty());
+    let mut pieces = server.router.clone().oneshot(asked).await.unwrap().into_body().into_data_stream();
+    let (mut whole, mut largest) = (0, 0);
+    while let Some(piece) = timeout(SOON, pieces.next()).await.expect("the stream ends") {
+        let size = piece.unwrap().len();
+        (whole, largest) = (whole + size, largest.max(size));
+    }
+    assert!(whole > 800_000, "{whole}");
+    assert!(largest < 300_000, "{largest} of {whole}");
 }

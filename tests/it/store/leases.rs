@@ -198,10 +198,16 @@ async fn wishes(database: Database) {
     run.admit(&*store).await;
     assert!(!store.cancel_request(&run.tenant, run.uid, &actor("bob")).await.unwrap(), "nobody owns it: decide");
     let claim = store.run_claim(node, 1, 1).await.unwrap().remove(0);
-    assert_eq!(store.node_beat(node).await.unwrap(), Beat { alive: true, attention: Vec::new() });
+    assert_eq!(
+        store.node_beat(node).await.unwrap(),
+        Beat { alive: true, owned: vec![claim.clone()], attention: Vec::new() }
+    );
     assert!(store.cancel_request(&run.tenant, run.uid, &actor("bob")).await.unwrap());
     assert!(store.cancel_request(&run.tenant, run.uid, &actor("cyd")).await.unwrap());
-    assert_eq!(store.node_beat(node).await.unwrap(), Beat { alive: true, attention: vec![claim.clone()] });
+    assert_eq!(
+        store.node_beat(node).await.unwrap(),
+        Beat { alive: true, owned: vec![claim.clone()], attention: vec![claim.clone()] }
+    );
     let loaded = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap();
     assert_eq!(loaded.cancel_requested_by, Some(actor("bob")), "the first wish stays");
     assert_eq!((loaded.envelope.head.revision, loaded.fence), (run.head.revision, claim.fence));
