@@ -18,7 +18,7 @@ use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
 use crate::config::Config;
 use crate::dispatch::Dispatch;
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
-use crate::http::{self, HttpSettings, Phase};
+use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
 use crate::mcp::{McpPool, PoolSettings};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
@@ -174,7 +174,7 @@ pub struct Server {
     address: SocketAddr,
     phase: watch::Sender<Phase>,
     /// Ends when the last answer is given after `closing`.
-    serving: JoinHandle<std::io::Result<()>>,
+    serving: JoinHandle<()>,
     closing: CancellationToken,
 }
 
@@ -206,9 +206,13 @@ impl Server {
         })
         .map_err(anyhow::Error::msg)?;
         let closing = CancellationToken::new();
-        let closed = closing.clone();
-        let served = axum::serve(listener, router).with_graceful_shutdown(async move { closed.cancelled().await });
-        let serving = app.tracker.spawn(served.into_future());
+        let serving = app.tracker.spawn(http::serve(
+            listener,
+            router,
+            ConnectionLimits::default(),
+            app.tracker.clone(),
+            closing.clone(),
+        ));
         Ok(Self { app, address, phase, serving, closing })
     }
 
@@ -229,7 +233,7 @@ impl Server {
     pub async fn run_until(mut self, signal: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
         tokio::select! {
             () = signal => {}
-            ended = &mut self.serving => return Ok(ended??),
+            ended = &mut self.serving => return Ok(ended?),
         }
         self.stop().await
     }
@@ -247,7 +251,7 @@ impl Server {
         let served = tokio::time::timeout(ANSWER_TIME, self.serving).await;
         self.app.close().await;
         match served {
-            Ok(ended) => Ok(ended??),
+            Ok(ended) => Ok(ended?),
             Err(_elapsed) => {
                 tracing::warn!("some connections did not end in time");
                 Ok(())

@@ -48,6 +48,9 @@ pub(super) enum Stopped {
     /// The core refused a fact: a defect of this driver.
     #[error("the run refused a fact: {0}")]
     Refused(#[from] Refusal),
+    /// The commit cannot be stored, now or later.
+    #[error("a commit cannot be stored: {0}")]
+    NotKept(JournalError),
     /// The claimed run is not there.
     #[error("the run is gone")]
     Gone,
@@ -247,7 +250,9 @@ impl<'a> Drive<'a> {
                 Ok(()) => return Ok(()),
                 Err(JournalError::LeaseLost) if answer_lost && self.is_stored(commit).await? => return Ok(()),
                 Err(JournalError::LeaseLost) => return Err(Stopped::LeaseLost),
-                Err(fault) => {
+                // The same rows will be refused again, or there is nobody left to write them.
+                Err(fault @ (JournalError::Rejected(_) | JournalError::Closed)) => return Err(Stopped::NotKept(fault)),
+                Err(fault @ JournalError::Unavailable(_)) => {
                     if !self.shared.lease.holds() || self.signals.lost.is_cancelled() {
                         return Err(Stopped::LeaseLost);
                     }

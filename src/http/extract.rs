@@ -1,6 +1,7 @@
 //! What handlers take: callers by scope, run names, checked bodies. Who may call stands in a handler's argument list.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use bytes::Bytes;
@@ -10,10 +11,15 @@ use serde::de::DeserializeOwned;
 
 use super::Api;
 use super::problem::{ApiError, Flaw};
+use tokio::time::timeout;
+
 use crate::auth::{Caller, Scope};
 use crate::commands::{Asker, CreateRun, RequestKey, ResumeRun};
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
+
+/// Time for the body of a request.
+const BODY_TIME: Duration = Duration::from_secs(30);
 
 /// Longest `Idempotency-Key`.
 const KEY_MAX: usize = 255;
@@ -166,8 +172,15 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 async fn read(request: Request, api: &Api) -> Result<Bytes, ApiError> {
     use axum::response::IntoResponse as _;
-    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection.into_response().status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::PayloadTooLarge(api.settings.max_body_bytes),
+    let max = api.settings.max_body_bytes;
+    let declared = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    if declared.is_some_and(|declared: u64| u64::try_from(max).is_ok_and(|max| declared > max)) {
+        return Err(ApiError::PayloadTooLarge(max));
+    }
+    let body = timeout(BODY_TIME, Bytes::from_request(request, &()));
+    let Ok(body) = body.await else { return Err(ApiError::BodyUnread) };
+    body.map_err(|rejection| match rejection.into_response().status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::PayloadTooLarge(max),
         _ => ApiError::BodyUnread,
     })
 }

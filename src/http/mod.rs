@@ -7,6 +7,7 @@ mod feed;
 mod headers;
 mod layer;
 mod links;
+mod listen;
 pub mod openapi;
 mod probes;
 mod problem;
@@ -17,6 +18,8 @@ mod schema;
 mod tickets;
 mod views;
 mod wait;
+
+pub use listen::{ConnectionLimits, serve};
 
 use std::sync::Arc;
 

@@ -54,7 +54,11 @@ pub(super) async fn run_create(
     let key = request_key(&headers, &api, &body.bytes)?;
     let named = body.value.id.clone().and_then(RunId::parse);
     let created = api.commands.create(&asker(&caller), body.value, key).await;
-    let created = created.map_err(|error| ApiError::Command(error, named))?;
+    let created = created.map_err(|error| {
+        // Only a taken id names a run that is there.
+        let run = if matches!(error, crate::commands::CommandError::RunExists) { named } else { None };
+        ApiError::Command(error, run)
+    })?;
     let view = fetch(&api, &caller, &created.id).await?;
     let mut response = match form {
         Form::Stream => events::stream(&api, &caller, &view, 0),

@@ -300,9 +300,11 @@ impl McpEntry {
         }
     }
 
-    /// What this entry is called in receipts, events and problems: its namespace, else its address.
+    /// What this entry is called in receipts, events and problems: its namespace, else its address without the query,
+    /// which may hold a secret.
     pub fn label(&self) -> &str {
-        self.namespace.as_deref().unwrap_or(&self.url)
+        let address = || self.url.split(['?', '#']).next().unwrap_or_default();
+        self.namespace.as_deref().unwrap_or_else(address)
     }
 
     /// Whether the caller takes no tool of this server at all; then it is never contacted.

@@ -31,6 +31,8 @@ pub(super) fn call_ended(
     match outcome {
         Outcome::Answered(Answer::Done { output }) => complete(&mut draft, key, output),
         Outcome::Answered(Answer::Failed { error, output }) => fail(&mut draft, key, error, output),
+        // Only a call whose outcome is unknown is sent again. That the repeat did not arrive says nothing of the first.
+        Outcome::NotSent(_) if is_repeat(&draft, key) => lose(&mut draft, key, Cause::LostResponse),
         Outcome::NotSent(error) => fail(&mut draft, key, error, None),
         Outcome::Unknown(cause) => lose(&mut draft, key, cause),
     }
@@ -38,6 +40,10 @@ pub(super) fn call_ended(
         proceed::proceed(&mut draft);
     }
     Ok(draft.commit())
+}
+
+fn is_repeat(draft: &Draft<'_>, key: CallKey) -> bool {
+    draft.envelope.calls.iter().any(|call| call.key == key && call.attempt > 1)
 }
 
 fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {

@@ -4,6 +4,7 @@ mod document;
 mod faults;
 mod harness;
 mod keys;
+mod limits;
 mod probes;
 mod records;
 mod streams;

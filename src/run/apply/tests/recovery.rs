@@ -5,6 +5,7 @@ use crate::run::apply;
 use crate::run::call::Stage;
 use crate::run::envelope::Envelope;
 use crate::run::fact::Fact;
+use crate::run::outcome::{Outcome, ToolError};
 use crate::run::refusal::Refusal;
 use crate::run::spec::CatalogPolicy;
 use crate::run::status::{Status, SuspendReason};
@@ -244,4 +245,37 @@ fn b216_an_attempt_that_was_allowed_and_not_made_is_undecided_again_when_the_run
     let commit = apply(&mut run, Fact::Cancelled, NOW).unwrap();
     assert_eq!((run.undecided().count(), commit.calls_moved.len()), (1, 1));
     assert_eq!(run.calls[0].decided_by.as_ref().unwrap().as_str(), "alice");
+}
+
+#[test]
+fn field_a006_a_repeat_that_did_not_arrive_says_nothing_of_the_first_attempt() {
+    let refused = |key| Fact::CallEnded {
+        key,
+        outcome: Outcome::NotSent(ToolError::new("mcp-unreachable", "The call was not executed.")),
+    };
+    // Allowed once more by a person, and the server is down: nobody knows more than before.
+    let mut run = held(&[("call_1", "charge")]);
+    let fact = resume(&run, &["call_1"]);
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = same_catalog(&run);
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, refused(key(1, 0)), NOW).unwrap();
+    assert_eq!((run.head.status, run.undecided().count()), (HELD, 1));
+    // Sent again by itself, and refused: the last refusal must not be told as "not executed".
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "put")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    apply(&mut run, refused(key(1, 0)), NOW).unwrap();
+    assert_eq!(run.calls[0].attempt, 3);
+    apply(&mut run, refused(key(1, 0)), NOW).unwrap();
+    assert_eq!((run.head.status, stages(&run)), (HELD, vec!["indeterminate"]));
+    // A first attempt that never arrived has failed, and the model may know.
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, refused(key(1, 0)), NOW).unwrap();
+    assert_eq!((stages(&run), next(&run)), (vec!["failed"], Step::AskModel));
 }
