@@ -20,7 +20,7 @@ pub use gate::Gate;
 use crate::mcp::{McpPool, McpTarget, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
-use crate::run::call::{Call, idempotency_key};
+use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::outcome::{Outcome, ToolError};
 use crate::run::spec::{McpAuth, McpEntry};
@@ -192,7 +192,7 @@ fn target(entry: &McpEntry, uid: RunUid, secrets: &RunSecrets) -> Result<McpTarg
 }
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {
-    let target = call.target.as_ref()?;
+    let target = call.target.as_ref().filter(|target| target.backend == Backend::Mcp)?;
     // By the offered name: a resume may have given the entries in another order.
     let tool = binding.tool(&call.tool)?;
     let entry = binding.entries.get(tool.entry)?;

@@ -19,6 +19,8 @@ pub const MAX_ATTEMPTS: u32 = 3;
 pub enum Backend {
     /// A tool of an MCP server.
     Mcp,
+    /// A tool that a remote worker carries out; the rules are the same, nothing dispatches to it in this version.
+    Worker,
 }
 
 /// Where a call goes and what it may do there; frozen when the model makes the call, so nothing declared later

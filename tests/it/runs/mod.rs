@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::world::{World, asker, run_id};
 
 #[tokio::test]
-async fn b001_b005_the_first_example_completes_with_one_charge_and_one_receipt() {
+async fn b001_b003_b005_the_first_example_completes_with_one_charge_and_one_receipt() {
     let world = World::start().await;
     world.create(world.charge("charge-demo")).await.unwrap();
     let view = world.rested(&run_id("charge-demo")).await;

@@ -2,9 +2,9 @@
 
 use super::world::*;
 use crate::run::apply;
-use crate::run::call::Stage;
+use crate::run::call::{Backend, Stage};
 use crate::run::envelope::Envelope;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, Ruling};
 use crate::run::outcome::{Outcome, ToolError};
 use crate::run::refusal::Refusal;
 use crate::run::spec::CatalogPolicy;
@@ -29,7 +29,7 @@ fn held(calls: &[(&str, &str)]) -> Envelope {
 }
 
 #[test]
-fn b007_b009_an_interrupted_call_is_held_and_nothing_is_sent() {
+fn b007_b008_b009_an_interrupted_call_is_held_and_nothing_is_sent() {
     let mut run = crashed(&[("call_1", "charge")]);
     let commit = apply(&mut run, Fact::LegBegan, NOW).unwrap();
     assert_eq!(kinds(&commit), ["run-status", "tool-output", "reconciliation-required", "run-status"]);
@@ -278,4 +278,31 @@ fn field_a006_a_repeat_that_did_not_arrive_says_nothing_of_the_first_attempt() {
     apply(&mut run, fact, NOW).unwrap();
     apply(&mut run, refused(key(1, 0)), NOW).unwrap();
     assert_eq!((stages(&run), next(&run)), (vec!["failed"], Step::AskModel));
+}
+
+#[test]
+fn b019_receipts_events_and_resume_do_not_depend_on_the_backend() {
+    let lived = |backend: Backend| {
+        let mut run = begun();
+        let mut fact = ended(&run, turn("", &[("a", "charge"), ("b", "look")]));
+        let Fact::TurnEnded { rulings, .. } = &mut fact else { panic!("{fact:?}") };
+        for ruling in rulings {
+            let Ruling::Admit { target, .. } = ruling else { panic!("{ruling:?}") };
+            target.backend = backend;
+        }
+        let mut told = vec![kinds(&apply(&mut run, fact, NOW).unwrap())];
+        let mut run = reloaded(&run);
+        told.push(kinds(&apply(&mut run, Fact::LegBegan, NOW).unwrap()));
+        let fact = resume(&run, &["a"]);
+        told.push(kinds(&apply(&mut run, fact, NOW).unwrap()));
+        let mut run = reloaded(&run);
+        apply(&mut run, Fact::LegBegan, NOW).unwrap();
+        let fact = same_catalog(&run);
+        told.push(kinds(&apply(&mut run, fact, NOW).unwrap()));
+        for position in 0..2 {
+            told.push(kinds(&apply(&mut run, done(key(1, position)), NOW).unwrap()));
+        }
+        (told, stages(&run), next(&run))
+    };
+    assert_eq!(lived(Backend::Worker), lived(Backend::Mcp));
 }
