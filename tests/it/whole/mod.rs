@@ -150,3 +150,33 @@ async fn a_model_server_that_judges_its_clients_has_nothing_to_say_of_refused_an
     let verdict = reqwest::get(models.url("/_llmock/verdict?format=text")).await.unwrap().text().await.unwrap();
     assert!(verdict.contains("PASS"), "{verdict}");
 }
+
+#[tokio::test]
+async fn dev_prints_a_token_and_a_line_that_runs_the_first_example() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let process = Process::start(|port| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_countersign"));
+        command.args(["dev", "--listen", &format!("127.0.0.1:{port}"), "--data"]).arg(&data).env_clear();
+        command
+    })
+    .await;
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !process.output().contains("Stop with") {
+        assert!(tokio::time::Instant::now() < deadline, "{}", process.output());
+        tokio::task::yield_now().await;
+    }
+    let said = process.output();
+    let token = said.split("export TOKEN=").nth(1).unwrap().lines().next().unwrap();
+    let body = said.split("-d '").nth(1).unwrap().split('\'').next().unwrap();
+    let request = reqwest::Client::new().post(process.url("/v1/runs")).bearer_auth(token);
+    let answer = request.header("content-type", "application/json").header("prefer", "wait=20").body(body.to_owned());
+    let answer = answer.send().await.unwrap();
+    assert_eq!(answer.status(), 201);
+    let run: Value = serde_json::from_str(&answer.text().await.unwrap()).unwrap();
+    assert_eq!((&run["id"], &run["status"]), (&json!("charge-demo"), &json!("completed")));
+    assert_eq!((&run["usage"]["model_requests"], &run["usage"]["total_tokens"]), (&json!(2), &json!(30)));
+    // The demo server's tool is the one of the published vector.
+    let charge = "27aef82b0ef14fb7c2b7e312b1c9e9bae1137068854eba4c7c4a526fc46b46ac";
+    assert_eq!(run["binding"]["mcp"]["tools"]["charge"], charge);
+}
