@@ -162,3 +162,27 @@ async fn a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on(d
     assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(1)), "{}", product.log());
     assert!(product.log().contains("a run that nobody drove was given back"), "{}", product.log());
 }
+
+#[tokio::test]
+async fn an_answer_that_comes_while_the_database_is_away_longer_than_the_lease_is_kept() {
+    let database = Database::postgres().await;
+    let fake = FakeMcp::start().await;
+    let answer = Arc::new(Notify::new());
+    let gate = Arc::clone(&answer);
+    fake.on_call(move |_| Reply::When(Arc::clone(&gate), Box::new(Reply::text("charged"))));
+    let product = Product::start(&database).await;
+    product.post("/v1/runs", &charge(&fake), 201).await;
+    fake.wait_until(|fake| fake.count("tools/call") == 1).await;
+    database.let_in(false).await;
+    answer.notify_one();
+    // Tried again five times a second: more than the lease of two seconds.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while product.log().matches("a commit is tried again").count() < 15 {
+        assert!(Instant::now() < deadline, "{}", product.log());
+        tokio::task::yield_now().await;
+    }
+    database.let_in(true).await;
+    let run = product.rested("r").await;
+    assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(2)), "{}", product.log());
+    assert_eq!(fake.count("tools/call"), 1);
+}
