@@ -117,6 +117,7 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
         Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => Cause::Cancelled,
     };
     let mut draft = Draft::new(envelope, now);
+    draft.envelope.leg = Leg::Cancelling;
     interrupt(&mut draft, cause);
     let unsent: Vec<CallKey> =
         draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
