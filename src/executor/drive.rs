@@ -319,7 +319,13 @@ impl<'a> Drive<'a> {
         loop {
             let max_age = self.shared.settings.catalog_max_age;
             let (tenant, uid) = (&self.claim.tenant, self.claim.uid);
-            let read = self.shared.parts.dispatch.read(tenant, uid, &entries, &self.secrets, max_age).await;
+            let reading = self.shared.parts.dispatch.read(tenant, uid, &entries, &self.secrets, max_age);
+            let read = tokio::select! {
+                read = reading => read,
+                () = self.signals.cancel.cancelled() => return Ok(()),
+                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
+                () = self.shared.draining.cancelled() => return Err(Stopped::Draining),
+            };
             match (read, waits.next()) {
                 (Ok(read), _) => {
                     let served = Box::new(merge(entries, &read.catalogs).0);
