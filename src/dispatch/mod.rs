@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+pub use crate::mcp::MayLeave;
 pub use gate::Gate;
 
 use crate::mcp::{McpPool, McpTarget, ToolRequest};
@@ -55,6 +56,8 @@ pub struct Caller {
     pub uid: RunUid,
     /// The caller's name of the run.
     pub run: RunId,
+    /// Whether its node may still send for it.
+    pub may_leave: MayLeave,
 }
 
 /// Reaches servers for runs.
@@ -209,6 +212,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         meta,
         idempotency_key: key,
         output_schema: tool.output_schema.clone(),
+        may_leave: caller.may_leave.clone(),
     };
     Some((entry, request))
 }

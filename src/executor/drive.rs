@@ -10,8 +10,9 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::stopped::Stopped;
 use super::{Shared, Signals};
-use crate::dispatch::{Caller, Gate};
+use crate::dispatch::{Caller, Gate, MayLeave};
 use crate::run::binding::{Binding, merge};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
@@ -33,32 +34,6 @@ const COMMIT_WAIT: Duration = Duration::from_millis(200);
 /// The longest pause between two tries to give a run back.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Why a drive stops although its run does not rest.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Stopped {
-    /// Another owner has it, or will: nothing more may be written or sent.
-    #[error("the lease of the run is lost")]
-    LeaseLost,
-    /// The node drains.
-    #[error("the node drains")]
-    Draining,
-    /// The store did not answer in time.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The core refused a fact: a defect of this driver.
-    #[error("the run refused a fact: {0}")]
-    Refused(#[from] Refusal),
-    /// The commit cannot be stored, now or later.
-    #[error("a commit cannot be stored: {0}")]
-    NotKept(JournalError),
-    /// The claimed run is not there.
-    #[error("the run is gone")]
-    Gone,
-    /// The claimed run waits for a decision, or has ended: it should not have been due.
-    #[error("the run was due and has nothing to do")]
-    NothingToDo,
-}
-
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
 pub(super) async fn drive(
     shared: &Arc<Shared>,
@@ -73,6 +48,11 @@ pub(super) async fn drive(
         Ok(Err(Stopped::Draining)) => release(shared, claim, false).await,
         Ok(Err(Stopped::LeaseLost)) => {
             tracing::warn!(run = %claim.uid.0, "the lease of a run was lost");
+            release(shared, claim, false).await;
+        }
+        Ok(Err(stopped)) if !stopped.is_the_runs() => {
+            tracing::warn!(run = %claim.uid.0, %stopped, "a run waits for the database");
+            sleep(COMMIT_WAIT).await;
             release(shared, claim, false).await;
         }
         Ok(Err(stopped)) => {
@@ -121,7 +101,10 @@ async fn drive_to_rest(
         match step {
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
-            Step::AskModel => drive.ask_model().await?,
+            Step::AskModel => {
+                drive.until_certain().await?;
+                drive.ask_model().await?;
+            }
             Step::AwaitCalls => drive.await_call().await?,
             Step::Cancel => drive.decide(Fact::Cancelled).await?,
             Step::Rest if drive.let_go => return Ok(()),
@@ -162,7 +145,12 @@ impl<'a> Drive<'a> {
         } else {
             RunSecrets::new()
         };
-        let caller = Caller { tenant: claim.tenant.clone(), uid: claim.uid, run: envelope.id.clone() };
+        let caller = Caller {
+            tenant: claim.tenant.clone(),
+            uid: claim.uid,
+            run: envelope.id.clone(),
+            may_leave: may_leave(shared, &signals),
+        };
         let mut drive = Self {
             shared,
             claim,
@@ -235,36 +223,56 @@ impl<'a> Drive<'a> {
             let status = self.envelope.head.status.code();
             metrics::counter!("countersign_runs_finished_total", "status" => status).increment(1);
         }
+        if !commit.sends.is_empty() {
+            self.until_certain().await?;
+        }
         for key in &commit.sends {
             self.launch(*key)?;
         }
         Ok(())
     }
 
-    /// Stores a commit. While the database does not answer it is tried again, as long as the lease holds; a commit
-    /// whose answer was lost is recognised by its revision, which nobody else can have written under this fence.
+    /// Waits until the node is certain of its lease again: a pause or an outage of the database may have come between,
+    /// and what leaves or is paid for meanwhile may be another owner's already. Ends, since the next beat says which.
+    async fn until_certain(&mut self) -> Result<(), Stopped> {
+        while !self.shared.lease.holds() {
+            tokio::select! {
+                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
+                () = sleep(COMMIT_WAIT) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a commit. While the database does not answer it is tried again, also past the lease: the fence decides
+    /// whether it still counts, and an answer that is dropped here would be a person's to find out. A commit whose
+    /// answer was lost is recognised by its revision, which nobody else can have written under this fence.
     async fn keep(&mut self, commit: &Commit) -> Result<(), Stopped> {
         let mut answer_lost = false;
         loop {
-            match self.shared.parts.journal.commit(self.claim, commit.clone()).await {
+            let fault = match self.shared.parts.journal.commit(self.claim, commit.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(JournalError::LeaseLost) if answer_lost && self.is_stored(commit).await? => return Ok(()),
+                Err(JournalError::LeaseLost) if answer_lost => match self.is_stored(commit).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => return Err(Stopped::LeaseLost),
+                    Err(fault @ StoreError::Unavailable(_)) => JournalError::from(fault),
+                    Err(fault) => return Err(fault.into()),
+                },
                 Err(JournalError::LeaseLost) => return Err(Stopped::LeaseLost),
                 // The same rows will be refused again, or there is nobody left to write them.
                 Err(fault @ (JournalError::Rejected(_) | JournalError::Closed)) => return Err(Stopped::NotKept(fault)),
-                Err(fault @ JournalError::Unavailable(_)) => {
-                    if !self.shared.lease.holds() || self.signals.lost.is_cancelled() {
-                        return Err(Stopped::LeaseLost);
-                    }
-                    tracing::warn!(run = %self.claim.uid.0, %fault, "a commit is tried again");
-                    answer_lost = true;
-                    sleep(COMMIT_WAIT).await;
-                }
+                Err(fault @ JournalError::Unavailable(_)) => fault,
+            };
+            tracing::warn!(run = %self.claim.uid.0, %fault, "a commit is tried again");
+            answer_lost = true;
+            tokio::select! {
+                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
+                () = sleep(COMMIT_WAIT) => {}
             }
         }
     }
 
-    async fn is_stored(&mut self, commit: &Commit) -> Result<bool, Stopped> {
+    async fn is_stored(&mut self, commit: &Commit) -> Result<bool, StoreError> {
         let loaded = self.shared.parts.store.run_load(&self.claim.tenant, self.claim.uid).await?;
         Ok(loaded
             .is_some_and(|run| run.fence == self.claim.fence && run.envelope.head.revision == commit.head.revision))
@@ -275,10 +283,6 @@ impl<'a> Drive<'a> {
         let Some(call) = self.envelope.calls.iter().find(|call| call.key == key).cloned() else {
             return Err(Refusal::Impossible("a call that is sent must exist").into());
         };
-        // The second look at the lease: a node that was paused since the commit must not send.
-        if !self.shared.lease.holds() {
-            return Err(Stopped::LeaseLost);
-        }
         let shared = Arc::clone(self.shared);
         let (caller, binding, secrets) =
             (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
@@ -352,6 +356,12 @@ impl<'a> Drive<'a> {
             () = self.shared.draining.cancelled() => Err(Stopped::Draining),
         }
     }
+}
+
+/// The last look at the lease: a call may wait for a connection, and the node may be paused meanwhile.
+fn may_leave(shared: &Arc<Shared>, signals: &Signals) -> MayLeave {
+    let (shared, lost) = (Arc::clone(shared), signals.lost.clone());
+    MayLeave::new(move || shared.lease.holds() && !lost.is_cancelled())
 }
 
 fn needs_secrets(envelope: &Envelope) -> bool {

@@ -5,6 +5,7 @@ mod drive;
 mod lease;
 mod model_turn;
 mod pool;
+mod stopped;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

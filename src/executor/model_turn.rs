@@ -5,11 +5,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
-use super::drive::{Drive, Stopped};
+use super::drive::Drive;
+use super::stopped::Stopped;
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
 use crate::run::event::Part;
 use crate::run::fact::Fact;
 use crate::run::history::prompt;
+use crate::run::ids::RunUid;
 use crate::run::message::ModelTurn;
 use crate::run::result::RunError;
 
@@ -19,8 +21,11 @@ const FLUSH_EVERY: Duration = Duration::from_millis(30);
 /// The first wait before a failed request is made again; doubles each time.
 const RETRY_BASE: Duration = Duration::from_millis(500);
 
-/// The longest wait that this server chooses by itself; a provider's `Retry-After` may be longer.
+/// The longest wait that this server chooses by itself.
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// The longest `Retry-After` that is waited for: meanwhile the run holds a slot of its node and of its tenant.
+const RETRY_TOLD_MAX: Duration = Duration::from_mins(10);
 
 /// Text of an unfinished turn that readers have not got yet.
 #[derive(Default)]
@@ -145,13 +150,38 @@ impl Drive<'_> {
         self.decide(Fact::ModelFailed { error, retry: after.is_some() }).await?;
         let (false, Some(told)) = (self.envelope.head.status.is_terminal(), after) else { return Ok(()) };
         let failures = self.envelope.head.state.model_failures;
-        let own = RETRY_BASE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_MAX);
-        // Spread by the run's own identity, so that runs which failed together do not come back together.
-        let spread = own.mul_f64(f64::from(self.claim.uid.0.as_bytes()[0]) / 255.0 / 2.0);
-        self.pause(told.unwrap_or(own).saturating_add(spread)).await.map(drop)
+        self.pause(wait_before_retry(told, failures, self.claim.uid)).await.map(drop)
     }
+}
+
+/// The wait before the request is made again, after so many failures in a row.
+fn wait_before_retry(told: Option<Duration>, failures: u32, uid: RunUid) -> Duration {
+    let own = RETRY_BASE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(RETRY_MAX);
+    // Spread by the run's own identity, which is random: runs that failed together do not come back together.
+    let spread = own.mul_f64(f64::from(uid.0.as_bytes()[0]) / 255.0 / 2.0);
+    told.unwrap_or(own).min(RETRY_TOLD_MAX).saturating_add(spread)
 }
 
 fn retryable(message: &str) -> ModelError {
     ModelError { kind: ModelErrorKind::Retryable { after: None }, message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_grows_is_spread_over_the_runs_and_has_an_end() {
+        let first = RunUid(Uuid::from_u128(0));
+        let last = RunUid(Uuid::from_u128(u128::MAX));
+        let wait = |told, failures| wait_before_retry(told, failures, first);
+        assert_eq!(wait(None, 1), Duration::from_millis(500));
+        assert_eq!(wait(None, 3), Duration::from_secs(2));
+        assert_eq!(wait(None, u32::MAX), RETRY_MAX);
+        assert_eq!(wait_before_retry(None, 3, last), Duration::from_secs(3));
+        assert_eq!(wait(Some(Duration::from_secs(45)), 1), Duration::from_secs(45));
+        assert_eq!(wait(Some(Duration::MAX), 1), RETRY_TOLD_MAX);
+    }
 }

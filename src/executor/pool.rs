@@ -75,6 +75,8 @@ impl Executor {
         if timeout(limit, emptied).await.is_err() {
             tracing::warn!(runs = shared.owned.len(), "the drain time is over; the rest is left to takeover");
         }
+        // From here on others have the runs: what is not out yet must not leave.
+        shared.lose_all();
         let node = *shared.node.read();
         if let Err(fault) = shared.parts.store.node_retire(node).await {
             tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
@@ -104,6 +106,7 @@ impl Shared {
                 }
                 self.free_strays(beat.owned).await;
             }
+            Ok(_) if self.draining.is_cancelled() => self.lose_all(),
             Ok(_) => self.start_over().await,
             Err(fault) => tracing::warn!(%fault, "the node could not beat"),
         }
@@ -150,13 +153,18 @@ impl Shared {
     /// This node was taken for dead: it owns nothing any more and goes on under a new name.
     async fn start_over(&self) {
         tracing::warn!("this node was taken for dead; it goes on as a new one");
-        self.lease.lapse();
-        for owned in &self.owned {
-            owned.1.lost.cancel();
-        }
+        self.lose_all();
         *self.node.write() = self.parts.clock.node_id();
         if let Err(fault) = self.register().await {
             tracing::warn!(%fault, "the node could not register again");
+        }
+    }
+
+    /// Nothing may be sent or written any more under the name that the node had.
+    fn lose_all(&self) {
+        self.lease.lapse();
+        for owned in &self.owned {
+            owned.1.lost.cancel();
         }
     }
 

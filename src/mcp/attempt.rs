@@ -8,12 +8,14 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::MayLeave;
+
 /// How far an attempt came. Later stages replace earlier ones; an answer is final.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Stage {
     /// Handed to the protocol library, which has not asked the transport to send it yet.
     Queued,
-    /// Given up while queued: the transport will refuse to send it.
+    /// Given up, or not allowed any more, while queued: the transport will refuse to send it.
     Withdrawn,
     /// Given to the HTTP client. From here on the server may have it.
     Sent,
@@ -55,14 +57,15 @@ pub(super) struct Route {
 #[derive(Debug)]
 pub(super) struct Attempt {
     key: http::HeaderValue,
+    may_leave: MayLeave,
     state: Mutex<(Stage, Option<Route>)>,
     settled: Notify,
 }
 
 impl Attempt {
     /// An attempt that carries the header `Idempotency-Key`.
-    pub(super) fn new(key: http::HeaderValue) -> Arc<Self> {
-        Arc::new(Self { key, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+    pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave) -> Arc<Self> {
+        Arc::new(Self { key, may_leave, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
     }
 
     /// The value of the header `Idempotency-Key`.
@@ -70,10 +73,15 @@ impl Attempt {
         &self.key
     }
 
-    /// Marks the attempt as sent. `false`: it was given up, nothing may be written.
+    /// Marks the attempt as sent. `false`: it was given up or may not leave any more, nothing may be written.
     pub(super) fn start(&self, route: Route) -> bool {
         let mut state = self.state.lock();
         if state.0 != Stage::Queued {
+            return false;
+        }
+        if !self.may_leave.holds() {
+            state.0 = Stage::Withdrawn;
+            self.settled.notify_waiters();
             return false;
         }
         *state = (Stage::Sent, Some(route));
@@ -121,7 +129,7 @@ mod tests {
     use super::*;
 
     fn attempt() -> Arc<Attempt> {
-        Attempt::new(http::HeaderValue::from_static("k"))
+        Attempt::new(http::HeaderValue::from_static("k"), MayLeave::new(|| true))
     }
 
     fn route() -> Route {

@@ -170,7 +170,7 @@ impl Connection {
         let Ok(key) = HeaderValue::try_from(request.idempotency_key.as_str()) else {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
-        let attempt = Attempt::new(key);
+        let attempt = Attempt::new(key, request.may_leave.clone());
         // Whatever happens to this future, the call leaves the table of those that are out.
         let _entry = Entry { client: &self.client, attempt: &attempt };
         let options = options_of(request, limits);

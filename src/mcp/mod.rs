@@ -10,6 +10,8 @@ mod pool;
 mod transport;
 mod wire;
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -52,6 +54,30 @@ pub struct ToolRequest {
     pub idempotency_key: String,
     /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
     pub output_schema: Option<Value>,
+    /// Whether the call may still leave.
+    pub may_leave: MayLeave,
+}
+
+/// Asked in the moment before a call leaves. A handshake, or a pause before a second attempt, may take longer than the
+/// right to send lasts.
+#[derive(Clone)]
+pub struct MayLeave(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl MayLeave {
+    /// The right to send, as its owner sees it whenever it is asked for.
+    pub fn new(holds: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(holds))
+    }
+
+    fn holds(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for MayLeave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MayLeave").field(&self.holds()).finish()
+    }
 }
 
 /// Why a server gave no catalog.

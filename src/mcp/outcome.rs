@@ -95,7 +95,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>
 
 fn not_sent_in_time(ended: Ended) -> Outcome {
     let error = match ended {
-        Ended::Settled => ToolError::new("mcp-unreachable", "The connection ended before the call was sent."),
+        Ended::Settled => ToolError::new("mcp-unreachable", "The call was given up before it was sent."),
         Ended::TimedOut => ToolError::new("mcp-timeout", "The call was not sent within its time limit."),
         Ended::Cancelled => ToolError::new("cancelled", "The run was cancelled before the call was sent."),
     };

@@ -161,7 +161,10 @@ impl McpPool {
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection.attempt(request, limits, cancel).await;
         let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
-        lease.slot.touch().await;
+        // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
+        if let Ok(mut held) = lease.slot.held.try_lock() {
+            held.last_used = Some(Instant::now());
+        }
         if matches!(remedy, Remedy::NewSession | Remedy::Redial) {
             lease.drop_connection().await;
         }
@@ -285,12 +288,6 @@ impl McpPool {
             }
         }
         opened
-    }
-}
-
-impl Slot {
-    async fn touch(&self) {
-        self.held.lock().await.last_used = Some(Instant::now());
     }
 }
 

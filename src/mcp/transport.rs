@@ -141,7 +141,7 @@ impl TrackedClient {
             self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
             if !attempt.start(Route { id, headers: headers.clone() }) {
                 self.shared.calls.remove(&id_text(&post.id.clone().unwrap_or_default()));
-                return Err(fault("the call was given up before it was sent"));
+                return Err(fault("the call was given up before it was sent, or may not leave any more"));
             }
         }
         let sent = self.send(&post, headers);

@@ -32,7 +32,9 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
     enter(&mut draft);
     interrupt(&mut draft, Cause::Crash);
     if draft.envelope.head.crashes >= MAX_CRASHES {
-        let message = format!("{MAX_CRASHES} nodes died while they drove this run, without any progress in between.");
+        let message = format!(
+            "{MAX_CRASHES} times a node died or met an error while it drove this run, without any progress in between."
+        );
         draft.fail(RunError::new("poisoned", message));
         return Ok(draft.commit());
     }
@@ -117,6 +119,7 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
         Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => Cause::Cancelled,
     };
     let mut draft = Draft::new(envelope, now);
+    draft.envelope.leg = Leg::Cancelling;
     interrupt(&mut draft, cause);
     let unsent: Vec<CallKey> =
         draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();

@@ -73,7 +73,7 @@ pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
     draft.move_call(key, Stage::Indeterminate { cause, since: draft.now, authorized: false });
     let lost = draft.envelope.calls.iter().find(|call| call.key == key);
     // One that is sent again by itself says so with its next `tool-started`; a cancelled run sends nothing more.
-    let told = lost.filter(|call| call.is_undecided() || cause == Cause::Cancelled).map(unknown);
+    let told = lost.filter(|call| call.is_undecided() || draft.envelope.leg == Leg::Cancelling).map(unknown);
     if let Some(event) = told {
         draft.event(event);
     }

@@ -30,6 +30,7 @@ on_both_stores!(
     b020_b217_a_run_goes_on_by_itself_after_a_crash_and_no_paid_turn_is_asked_again,
     a_stopped_server_lets_go_of_its_runs_and_the_next_goes_on,
     the_result_is_there_after_a_crash,
+    a_run_whose_servers_keep_its_next_leg_waiting_is_cancelled_at_once,
     a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on,
 );
 
@@ -161,4 +162,48 @@ async fn a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on(d
     let run = product.rested("r").await;
     assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(1)), "{}", product.log());
     assert!(product.log().contains("a run that nobody drove was given back"), "{}", product.log());
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_while_the_database_is_away_longer_than_the_lease_is_kept() {
+    let database = Database::postgres().await;
+    let fake = FakeMcp::start().await;
+    let answer = Arc::new(Notify::new());
+    let gate = Arc::clone(&answer);
+    fake.on_call(move |_| Reply::When(Arc::clone(&gate), Box::new(Reply::text("charged"))));
+    let product = Product::start(&database).await;
+    product.post("/v1/runs", &charge(&fake), 201).await;
+    fake.wait_until(|fake| fake.count("tools/call") == 1).await;
+    database.let_in(false).await;
+    answer.notify_one();
+    // Tried again five times a second: more than the lease of two seconds.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while product.log().matches("a commit is tried again").count() < 15 {
+        assert!(Instant::now() < deadline, "{}", product.log());
+        tokio::task::yield_now().await;
+    }
+    database.let_in(true).await;
+    let run = product.rested("r").await;
+    assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(2)), "{}", product.log());
+    assert_eq!(fake.count("tools/call"), 1);
+}
+
+async fn a_run_whose_servers_keep_its_next_leg_waiting_is_cancelled_at_once(database: Database) {
+    let fake = FakeMcp::start().await;
+    let product = Product::start(&database).await;
+    let entry = json!([{"url": fake.url(), "timeouts": {"connect_ms": 60_000}}]);
+    let mut body = run_on("r", &[("charge", json!({"amount": 5}))], entry);
+    body["model"]["script"][1]["delay_ms"] = json!(60_000);
+    product.post("/v1/runs", &body, 201).await;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while product.event_kinds("r").await.iter().filter(|kind| *kind == "turn-started").count() < 2 {
+        assert!(Instant::now() < deadline, "the second turn does not start");
+    }
+    product.kill();
+    fake.on_list(|_| Reply::Silence);
+    let read = fake.count("tools/list");
+    let product = Product::start(&database).await;
+    fake.wait_until(|fake| fake.count("tools/list") > read).await;
+    product.post("/v1/runs/r/cancel", &json!({}), 202).await;
+    assert_eq!(product.rested("r").await["status"], "cancelled");
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use countersign::mcp::McpPool;
+use countersign::mcp::{MayLeave, McpPool, ToolRequest};
 use countersign::run::outcome::Outcome;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -61,6 +61,18 @@ async fn a_call_of_a_run_that_is_already_cancelled_is_never_sent() {
     let outcome = pool().call(&acme(), &target(&fake.url()), charge(5), cancel).await;
     assert_eq!(class(&outcome), "not sent cancelled");
     assert_eq!(fake.seen().len(), 0);
+}
+
+#[tokio::test]
+async fn b221_a_call_that_may_not_leave_any_more_once_it_has_a_connection_is_never_sent() {
+    let fake = FakeMcp::start().await;
+    let request = ToolRequest { may_leave: MayLeave::new(|| false), ..charge(5) };
+    let pool = pool();
+    let outcome = pool.call(&acme(), &target(&fake.url()), request, CancellationToken::new()).await;
+    assert_eq!(class(&outcome), "not sent mcp-unreachable");
+    assert_eq!((fake.count("initialize"), fake.count("tools/call")), (1, 0));
+    assert_eq!(class(&super::call(&pool, &target(&fake.url())).await), "done");
+    assert_eq!(fake.count("initialize"), 1);
 }
 
 #[tokio::test]

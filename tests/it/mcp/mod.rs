@@ -10,7 +10,7 @@ mod real;
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -60,6 +60,7 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         meta: object(meta),
         idempotency_key: "key-1".to_owned(),
         output_schema: None,
+        may_leave: MayLeave::new(|| true),
     }
 }
 

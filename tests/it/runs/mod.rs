@@ -3,9 +3,12 @@
 mod boundary;
 mod catalogs;
 
-use serde_json::json;
+use std::time::Duration;
 
-use crate::support::world::{World, asker, run_id};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use crate::support::world::{World, asker, run_id, run_on};
 
 #[tokio::test]
 async fn b001_b003_b005_the_first_example_completes_with_one_charge_and_one_receipt() {
@@ -63,4 +66,29 @@ async fn a_caller_who_goes_away_while_a_run_is_created_leaves_none_that_nobody_d
         }
     }
     assert!(stored > 0);
+}
+
+#[tokio::test]
+async fn what_is_out_when_the_drain_time_is_over_is_let_go_of_before_others_have_the_run() {
+    let world = World::start().await;
+    let body = run_on("r", &[("slow", json!({"ms": 60_000}))], json!([{"url": world.demo.url}]));
+    world.create(body).await.unwrap();
+    let out = async {
+        while !world.receipts("r").await.iter().any(|call| call.stage.code() == "executing") {
+            sleep(Duration::from_millis(5)).await;
+        }
+        world.app.executor.drain(Duration::ZERO).await;
+    };
+    timeout(Duration::from_secs(10), out).await.unwrap();
+    let let_go = async {
+        while world.app.executor.running() > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    // Sooner than the next beat, which would find the node retired.
+    timeout(Duration::from_secs(3), let_go).await.unwrap();
+    assert!(!world.view(&run_id("r")).await.owned);
+    let world = world.restart().await;
+    let view = world.rested(&run_id("r")).await;
+    assert_eq!(view.head.status.reason(), Some("tool-reconciliation-required"));
 }

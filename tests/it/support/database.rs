@@ -77,6 +77,17 @@ impl Database {
         }
     }
 
+    /// Ends every connection to a Postgres database and refuses new ones, until it is told to let them in again.
+    pub(crate) async fn let_in(&self, lets_in: bool) {
+        let Kind::Postgres { admin, name } = &self.kind else { panic!("only Postgres can be away") };
+        let mut connection = connect(admin).await;
+        execute(&mut connection, format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {lets_in}")).await;
+        let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'");
+        if !lets_in {
+            execute(&mut connection, end).await;
+        }
+    }
+
     /// The number that a query answers.
     pub(crate) async fn count(&self, sql: &str) -> i64 {
         let sql = AssertSqlSafe(sql.to_owned());

@@ -3,7 +3,7 @@
 use super::world::*;
 use crate::run::apply;
 use crate::run::call::{Backend, Stage};
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::{Fact, Ruling};
 use crate::run::outcome::{Outcome, ToolError};
 use crate::run::refusal::Refusal;
@@ -233,6 +233,20 @@ fn b216_a_cancelled_run_keeps_its_unknown_calls_visible() {
     assert_eq!(stages(&run), ["indeterminate", "failed"]);
     assert_eq!(run.head.status, Status::Cancelled);
     assert_eq!(kinds(&commit), ["tool-output", "tool-output", "result"]);
+}
+
+#[test]
+fn b216_whoever_reads_a_cancelled_run_is_told_of_every_call_that_was_out() {
+    // Lost with its node, or while the run was being cancelled: nobody will send it again, harmless or not.
+    let mut run = crashed(&[("a", "look"), ("b", "put")]);
+    let commit = apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    assert_eq!(stages(&run), ["indeterminate", "indeterminate"]);
+    assert_eq!(kinds(&commit), ["tool-output", "tool-output", "result"]);
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "put")]));
+    apply(&mut run, fact, NOW).unwrap();
+    run.leg = Leg::Cancelling;
+    assert_eq!(kinds(&apply(&mut run, unknown(key(1, 0)), NOW).unwrap()), ["tool-output"]);
 }
 
 #[test]
