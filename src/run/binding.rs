@@ -173,19 +173,55 @@ impl Binding {
     /// left out of the comparison; dropping every entry of a run that has a record removes every tool.
     pub fn drift(&self, served: &Self) -> Option<Drift> {
         let recorded = self.mcp.as_ref()?;
-        let skipped: Vec<usize> = self.unread.iter().chain(&served.unread).copied().collect();
+        // By name, not by place: a resume may give the entries in another order.
+        let skipped: Vec<&str> = self.unread_labels().chain(served.unread_labels()).collect();
         match &served.mcp {
             None => recorded.drift(&record_of(&[])),
             Some(now) if skipped.is_empty() => recorded.drift(now),
             Some(_) => {
                 let read = |binding: &Self| -> CatalogRecord {
-                    let tools: Vec<BoundTool> =
-                        binding.tools.iter().filter(|tool| !skipped.contains(&tool.entry)).cloned().collect();
+                    let tools: Vec<BoundTool> = binding
+                        .tools
+                        .iter()
+                        .filter(|tool| !skipped.contains(&binding.label_of(tool)))
+                        .cloned()
+                        .collect();
                     record_of(&tools)
                 };
                 read(self).drift(&read(served))
             }
         }
+    }
+
+    /// The servers that were not read.
+    fn unread_labels(&self) -> impl Iterator<Item = &str> {
+        self.unread.iter().filter_map(|index| self.entries.get(*index)).map(McpEntry::label)
+    }
+
+    /// The server of a tool.
+    fn label_of(&self, tool: &BoundTool) -> &str {
+        self.entries.get(tool.entry).map_or("", McpEntry::label)
+    }
+
+    /// This binding with the tools that `before` knows of servers which were not read now: an optional server that is
+    /// down keeps its place in the record, and calls to it fail.
+    #[must_use]
+    pub fn keeping_unread_of(mut self, before: &Self) -> Self {
+        let unread: Vec<(usize, String)> = self
+            .unread
+            .iter()
+            .filter_map(|index| self.entries.get(*index).map(|entry| (*index, entry.label().to_owned())))
+            .collect();
+        for tool in &before.tools {
+            let place = unread.iter().find(|(_, label)| label == before.label_of(tool));
+            if let Some((entry, _)) = place.filter(|_| self.tool(&tool.name).is_none()) {
+                self.tools.push(BoundTool { entry: *entry, ..tool.clone() });
+            }
+        }
+        if self.mcp.is_some() {
+            self.mcp = Some(record_of(&self.tools));
+        }
+        self
     }
 }
 
@@ -368,6 +404,31 @@ mod tests {
             "MCP tool catalog changed across resume (added: refund; changed: charge)."
         );
         assert_eq!(said(&added, &changed), "MCP tool catalog changed across resume (changed: charge).");
+    }
+
+    #[test]
+    fn an_optional_server_that_is_down_is_left_out_of_the_comparison_and_keeps_its_tools() {
+        let entry = |namespace: &str| -> McpEntry {
+            serde_json::from_value(json!({ "url": "https://a", "namespace": namespace, "required": false })).unwrap()
+        };
+        let served = |names: &[&str]| {
+            let tool = |name: &&str| ServedTool {
+                name: (*name).to_owned(),
+                description: None,
+                input_schema: Value::Null,
+                output_schema: None,
+            };
+            Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect() }))
+        };
+        let (before, _) = merge(vec![entry("a"), entry("b")], &[served(&["x"]), served(&["y"])]);
+        // The entries in another order, and `b` is down.
+        let (now, _) = merge(vec![entry("b"), entry("a")], &[None, served(&["x"])]);
+        assert_eq!(before.drift(&now), None);
+        let kept = now.keeping_unread_of(&before);
+        assert_eq!(kept.mcp, before.mcp);
+        assert_eq!((kept.tool("a_x").unwrap().entry, kept.tool("b_y").unwrap().entry), (1, 0));
+        let (changed, _) = merge(vec![entry("b"), entry("a")], &[None, served(&["z"])]);
+        assert_eq!(before.drift(&changed).unwrap().to_string(), "added: a_z; removed: a_x");
     }
 
     #[test]

@@ -91,6 +91,7 @@ fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {
     let message = format!(
         "MCP tool catalog changed across resume ({drift}); the run's resume binding now records the new catalog."
     );
+    let served = served.keeping_unread_of(&draft.envelope.binding);
     draft.bind(Binding { revision, ..served });
     let Drift { added, removed, changed } = drift;
     draft.event(EventBody::BindingRevised { revision, added, removed, changed });
@@ -105,6 +106,7 @@ fn record(draft: &mut Draft<'_>, served: Binding) {
         Some(_) => Vec::new(),
         None => served.tools.iter().map(|tool| tool.name.clone()).collect(),
     };
+    let served = served.keeping_unread_of(&draft.envelope.binding);
     draft.bind(Binding { revision, ..served });
     draft.event(EventBody::BindingRevised { revision, added, removed: Vec::new(), changed: Vec::new() });
 }
