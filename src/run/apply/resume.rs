@@ -34,16 +34,17 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     for key in authorized {
         authorize(&mut draft, key, &resume.actor);
     }
-    if !waits {
-        match drift {
-            Some(drift) => rebind(&mut draft, resume.served, drift),
-            None if resume.served.entries != draft.envelope.binding.entries => record(&mut draft, resume.served),
-            None => {}
-        }
-        draft.progress();
-        draft.status(Status::Queued);
-    } else {
+    match drift {
+        // Accepted with no call open, so the run goes on.
+        Some(drift) => rebind(&mut draft, resume.served, drift),
+        None if resume.served.entries != draft.envelope.binding.entries => record(&mut draft, resume.served),
+        None => {}
+    }
+    draft.progress();
+    if waits {
         draft.status(Status::Suspended(SuspendReason::ToolReconciliationRequired));
+    } else {
+        draft.status(Status::Queued);
     }
     Ok(draft.commit())
 }

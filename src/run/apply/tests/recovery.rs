@@ -320,3 +320,17 @@ fn b019_receipts_events_and_resume_do_not_depend_on_the_backend() {
     };
     assert_eq!(lived(Backend::Worker), lived(Backend::Mcp));
 }
+
+#[test]
+fn a_resume_that_decides_only_some_calls_keeps_its_decision_and_its_entries() {
+    let mut run = held(&[("a", "charge"), ("b", "charge")]);
+    let mut served = run.binding.clone();
+    served.entries[0].headers.insert("x-team".to_owned(), "a".to_owned());
+    let fact = resume_with(served, &["a"], CatalogPolicy::Stop);
+    let commit = apply(&mut run, fact, NOW).unwrap();
+    assert_eq!(kinds(&commit), ["reconciliation-decided", "binding-revised", "run-status"]);
+    assert_eq!((run.head.status, run.undecided().count(), run.binding.revision), (HELD, 1, 2));
+    let fact = resume(&run, &["b"]);
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!((run.head.status, run.binding.revision), (Status::Queued, 2));
+}
