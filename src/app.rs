@@ -297,7 +297,7 @@ impl LocalExecutor for Local {
         self.0.wake();
     }
 
-    fn attend(&self, _tenant: &TenantId, uid: RunUid) {
+    fn attend(&self, uid: RunUid) {
         self.0.cancel(uid);
     }
 }

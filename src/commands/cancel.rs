@@ -5,6 +5,7 @@ use super::{Asker, CommandError, Commands, tell};
 use crate::run::apply;
 use crate::run::fact::Fact;
 use crate::run::ids::RunId;
+use crate::run::refusal::Refusal;
 use crate::store::Loaded;
 
 impl Commands {
@@ -14,19 +15,24 @@ impl Commands {
     /// `NotFound`, `Store`, `Contended`.
     pub async fn cancel(&self, asker: &Asker, id: &RunId) -> Result<(), CommandError> {
         for _ in 0..DECIDE_TRIES {
-            let Loaded { mut envelope, fence, owned, .. } = self.load(asker, id).await?;
-            if envelope.head.status.is_terminal() {
+            let view = self.view(asker, id).await?;
+            if view.head.status.is_terminal() {
                 return Ok(());
             }
-            let uid = envelope.uid;
-            if owned {
+            let uid = view.uid;
+            if view.owned {
                 if self.store.cancel_request(&asker.tenant, uid, &asker.actor).await? {
-                    self.executor.attend(&asker.tenant, uid);
+                    self.executor.attend(uid);
                     return Ok(());
                 }
                 continue;
             }
-            let commit = apply(&mut envelope, Fact::Cancelled, self.clock.now())?;
+            let Loaded { mut envelope, fence, .. } = self.load(asker, uid).await?;
+            let commit = match apply(&mut envelope, Fact::Cancelled, self.clock.now()) {
+                // It ended between the two looks.
+                Err(Refusal::RunTerminal) => return Ok(()),
+                decided => decided?,
+            };
             if self.store.run_decide(&asker.tenant, uid, fence, &commit).await? {
                 tell(&self.hub, &asker.tenant, uid, &commit);
                 return Ok(());

@@ -109,7 +109,7 @@ pub trait LocalExecutor: Send + Sync {
     /// Some run is due.
     fn wake(&self);
     /// Somebody left a wish with a run that a node owns.
-    fn attend(&self, tenant: &TenantId, uid: RunUid);
+    fn attend(&self, uid: RunUid);
 }
 
 /// What the operator allows.

@@ -7,11 +7,11 @@ use crate::run::apply;
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{CallRef, Fact, Resume};
-use crate::run::ids::{CallId, RunId};
+use crate::run::ids::{CallId, RunId, RunUid};
 use crate::run::refusal::Refusal;
 use crate::run::spec::McpEntry;
 use crate::run::status::Status;
-use crate::store::Loaded;
+use crate::store::{Loaded, RunView};
 
 /// How often a decision is tried against a run that others change at the same time.
 pub(super) const DECIDE_TRIES: u32 = 8;
@@ -35,16 +35,17 @@ impl Commands {
     pub async fn resume(&self, asker: &Asker, id: &RunId, request: ResumeRun) -> Result<Resumed, CommandError> {
         let (entries, retry) = self.check_resume(&request)?;
         for _ in 0..DECIDE_TRIES {
-            let Loaded { mut envelope, fence, .. } = self.load(asker, id).await?;
-            if envelope.head.status.is_terminal() {
+            let view = self.view(asker, id).await?;
+            if view.head.status.is_terminal() {
                 return Ok(Resumed::Terminal);
             }
-            if let Status::Queued | Status::Running = envelope.head.status {
+            if let Status::Queued | Status::Running = view.head.status {
                 return Err(Refusal::RunActive.into());
             }
-            if request.binding_id.is_some() && request.binding_id != envelope.spec.binding_id {
+            if request.binding_id.is_some() && request.binding_id != view.spec.binding_id {
                 return Err(Refusal::BindingChanged.into());
             }
+            let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
             let served = self.read_again(asker, &envelope, entries.clone()).await?;
             let resume = Resume {
                 actor: asker.actor.clone(),
@@ -55,6 +56,8 @@ impl Commands {
             let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
                 Ok(commit) => commit,
                 Err(Refusal::NothingDecided) => return Ok(Resumed::Suspended),
+                // It ended between the two looks.
+                Err(Refusal::RunTerminal) => return Ok(Resumed::Terminal),
                 Err(refusal) => return Err(refusal.into()),
             };
             if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
@@ -69,10 +72,14 @@ impl Commands {
         Err(CommandError::Contended)
     }
 
+    /// The run without its conversation, or `NotFound`: what a command that decides nothing must not read more than.
+    pub(super) async fn view(&self, asker: &Asker, id: &RunId) -> Result<RunView, CommandError> {
+        self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)
+    }
+
     /// The run whole, or `NotFound`.
-    pub(super) async fn load(&self, asker: &Asker, id: &RunId) -> Result<Loaded, CommandError> {
-        let view = self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)?;
-        self.store.run_load(&asker.tenant, view.uid).await?.ok_or(CommandError::NotFound)
+    pub(super) async fn load(&self, asker: &Asker, uid: RunUid) -> Result<Loaded, CommandError> {
+        self.store.run_load(&asker.tenant, uid).await?.ok_or(CommandError::NotFound)
     }
 
     fn check_resume(&self, request: &ResumeRun) -> Result<(Option<Vec<McpEntry>>, Vec<CallRef>), CommandError> {

@@ -250,7 +250,7 @@ impl<'a> Drive<'a> {
     async fn keep(&mut self, commit: &Commit) -> Result<(), Stopped> {
         let mut answer_lost = false;
         loop {
-            let fault = match self.shared.parts.journal.commit(self.claim, commit.clone()).await {
+            let fault = match self.shared.parts.journal.commit(self.claim, commit).await {
                 Ok(()) => return Ok(()),
                 Err(JournalError::LeaseLost) if answer_lost => match self.is_stored(commit).await {
                     Ok(true) => return Ok(()),

@@ -80,8 +80,8 @@ impl Journal {
     ///
     /// # Errors
     /// See [`JournalError`]. Dropping the future after it waited once does not take the commit back.
-    pub async fn commit(&self, claim: &Claim, commit: Commit) -> Result<(), JournalError> {
-        let commit = OwnedCommit::encode(claim, &commit)?;
+    pub async fn commit(&self, claim: &Claim, commit: &Commit) -> Result<(), JournalError> {
+        let commit = OwnedCommit::encode(claim, commit)?;
         let (answer, answered) = oneshot::channel();
         if self.queue.send(Waiting { commit, answer }).await.is_err() {
             return Err(JournalError::Closed);

@@ -73,7 +73,8 @@ pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
     draft.move_call(key, Stage::Indeterminate { cause, since: draft.now, authorized: false });
     let lost = draft.envelope.calls.iter().find(|call| call.key == key);
     // One that is sent again by itself says so with its next `tool-started`; a cancelled run sends nothing more.
-    let told = lost.filter(|call| call.is_undecided() || draft.envelope.leg == Leg::Cancelling).map(unknown);
+    let told =
+        lost.filter(|call| call.is_undecided() || draft.envelope.leg == Leg::Cancelling).map(|call| ended(call, None));
     if let Some(event) = told {
         draft.event(event);
     }
@@ -94,13 +95,13 @@ fn began(draft: &Draft<'_>, key: CallKey) -> Option<Timestamp> {
 fn tell(draft: &mut Draft<'_>, key: CallKey, began: Option<Timestamp>) {
     let now = draft.now;
     let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
-    let event = settled(call, began.map(|began| now.millis_since(began)));
+    let event = ended(call, began.map(|began| now.millis_since(began)));
     draft.event(event);
 }
 
-/// The event of a call that has its result.
-pub(super) fn settled(call: &Call, duration_ms: Option<i64>) -> EventBody {
-    let (mut output, mut error, mut rule, mut reason) = (None, None, None, None);
+/// The event of a call that has its result, or whose outcome is unknown.
+pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
+    let (mut output, mut error, mut cause, mut rule, mut reason) = (None, None, None, None, None);
     match &call.stage {
         Stage::Completed { output: returned, .. } => output = Some(returned.clone()),
         Stage::Failed { error: why, output: returned, .. } => {
@@ -111,7 +112,8 @@ pub(super) fn settled(call: &Call, duration_ms: Option<i64>) -> EventBody {
             rule = Some(which.clone());
             reason = Some(why.clone());
         }
-        Stage::Pending | Stage::Executing { .. } | Stage::Indeterminate { .. } => {}
+        Stage::Indeterminate { cause: why, .. } => cause = Some(why.code().to_owned()),
+        Stage::Pending | Stage::Executing { .. } => {}
     }
     EventBody::ToolOutput {
         turn: call.key.turn,
@@ -121,34 +123,9 @@ pub(super) fn settled(call: &Call, duration_ms: Option<i64>) -> EventBody {
         attempt: call.attempt,
         output,
         error,
-        cause: None,
+        cause,
         rule,
         reason,
         duration_ms,
-    }
-}
-
-/// The event of a call whose outcome is unknown.
-fn unknown(call: &Call) -> EventBody {
-    let cause = match &call.stage {
-        Stage::Indeterminate { cause, .. } => Some(cause.code().to_owned()),
-        Stage::Rejected { .. }
-        | Stage::Pending
-        | Stage::Executing { .. }
-        | Stage::Completed { .. }
-        | Stage::Failed { .. } => None,
-    };
-    EventBody::ToolOutput {
-        turn: call.key.turn,
-        call_id: call.call_id.clone(),
-        tool: call.tool.clone(),
-        stage: call.stage.code().to_owned(),
-        attempt: call.attempt,
-        output: None,
-        error: None,
-        cause,
-        rule: None,
-        reason: None,
-        duration_ms: None,
     }
 }

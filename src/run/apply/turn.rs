@@ -163,7 +163,7 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
     draft.make_calls(calls);
     let rejected: Vec<_> = draft.envelope.calls.iter().filter(|call| call.stage.is_settled()).cloned().collect();
     for call in &rejected {
-        draft.event(settle::settled(call, None));
+        draft.event(settle::ended(call, None));
     }
 }
 
@@ -181,7 +181,7 @@ fn boundary(draft: &mut Draft<'_>) {
         draft.move_call(key, Stage::Rejected { rule: "max-tool-calls".to_owned(), reason });
         if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
             call.target = None;
-            let event = settle::settled(call, None);
+            let event = settle::ended(call, None);
             draft.event(event);
         }
     }

@@ -102,7 +102,7 @@ async fn many_runs(database: Database) {
         let (journal, mut reader) = (running.journal.clone(), running.hub.subscribe(run.uid));
         tasks.push(spawn(async move {
             for _ in 0..10 {
-                journal.commit(&claim, run.next()).await.unwrap();
+                journal.commit(&claim, &run.next()).await.unwrap();
             }
             for wanted in 2..=11 {
                 let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
@@ -131,7 +131,7 @@ async fn batch_sizes(store: &Arc<dyn Store>, node: NodeId, prefix: &str, texts: 
         let mut commit = run.next();
         commit.messages[0].content = vec![Content::Text { text: "x".repeat(*bytes) }];
         let journal = running.journal.clone();
-        waiting.push(spawn(async move { journal.commit(&claim, commit).await }));
+        waiting.push(spawn(async move { journal.commit(&claim, &commit).await }));
         if i == 0 {
             eventually("a batch is out", || async { watched.sizes.lock().len() == 1 }).await;
         } else {
@@ -163,8 +163,7 @@ async fn two_journals(database: Database) {
     let claim = run.admit_owned(&*store, node).await;
     for _ in 0..20 {
         let commit = run.next();
-        let (first, second) =
-            tokio::join!(one.journal.commit(&claim, commit.clone()), two.journal.commit(&claim, commit));
+        let (first, second) = tokio::join!(one.journal.commit(&claim, &commit), two.journal.commit(&claim, &commit));
         let lost = |result: &Result<(), JournalError>| matches!(result, Err(JournalError::LeaseLost));
         assert!(first.is_ok() ^ second.is_ok(), "{first:?} {second:?}");
         assert!(lost(&first) ^ lost(&second), "{first:?} {second:?}");
@@ -182,7 +181,7 @@ async fn order(database: Database) {
     let commit = run.next();
     let answered = spawn({
         let (journal, claim, commit) = (running.journal.clone(), claim.clone(), commit.clone());
-        async move { journal.commit(&claim, commit).await }
+        async move { journal.commit(&claim, &commit).await }
     });
     let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
     let stored = store.event_list(&run.tenant, run.uid, 1, 10).await.unwrap();
@@ -190,8 +189,8 @@ async fn order(database: Database) {
     answered.await.unwrap().unwrap();
 
     assert_eq!(heard(&mut lost_reader).await, Heard::Event(event));
-    assert!(matches!(running.journal.commit(&claim, commit).await, Err(JournalError::LeaseLost)));
-    running.journal.commit(&claim, run.next()).await.unwrap();
+    assert!(matches!(running.journal.commit(&claim, &commit).await, Err(JournalError::LeaseLost)));
+    running.journal.commit(&claim, &run.next()).await.unwrap();
     let Heard::Event(event) = heard(&mut lost_reader).await else { panic!("lagged") };
     assert_eq!(event.seq, 3, "what was not stored is not told");
 }
@@ -212,7 +211,7 @@ async fn bad_item(database: Database) {
             commit.messages[0].position = 0;
         }
         let journal = running.journal.clone();
-        waiting.push(spawn(async move { journal.commit(&claim, commit).await }));
+        waiting.push(spawn(async move { journal.commit(&claim, &commit).await }));
         runs.push(run);
         if i == 0 {
             // The first batch is one commit; the others gather behind it.
@@ -241,7 +240,7 @@ async fn shutdown(database: Database) {
     // Three commits of one run: each builds on the one before, so they are three batches.
     for wanted in 0..3 {
         let (journal, claim, commit) = (running.journal.clone(), claim.clone(), run.next());
-        waiting.push(spawn(async move { journal.commit(&claim, commit).await }));
+        waiting.push(spawn(async move { journal.commit(&claim, &commit).await }));
         let watched = &watched;
         eventually("it waits", || async { watched.sizes.lock().len() == 1 && running.journal.waiting() == wanted })
             .await;
@@ -254,7 +253,7 @@ async fn shutdown(database: Database) {
     }
     assert_eq!(watched.sizes.lock().len(), 3);
     assert_eq!(store.event_list(&run.tenant, run.uid, 0, 10).await.unwrap().len(), 4);
-    assert!(matches!(running.journal.commit(&claim, run.next()).await, Err(JournalError::Closed)));
+    assert!(matches!(running.journal.commit(&claim, &run.next()).await, Err(JournalError::Closed)));
 }
 
 async fn gone_waiter(database: Database) {
@@ -266,12 +265,12 @@ async fn gone_waiter(database: Database) {
     let claim = run.admit_owned(&*store, node).await;
     let commit = run.next();
     let (journal, of) = (running.journal.clone(), claim.clone());
-    let waiting = spawn(async move { journal.commit(&of, commit).await });
+    let waiting = spawn(async move { journal.commit(&of, &commit).await });
     eventually("a batch is out", || async { watched.sizes.lock().len() == 1 }).await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
     watched.gate.add_permits(100);
-    running.journal.commit(&claim, run.next()).await.unwrap();
+    running.journal.commit(&claim, &run.next()).await.unwrap();
     assert_eq!(store.event_list(&run.tenant, run.uid, 0, 10).await.unwrap().len(), 3);
 }
 
@@ -282,7 +281,7 @@ async fn unavailable(database: Database) {
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
     store.close().await;
-    let result = running.journal.commit(&claim, run.next()).await;
+    let result = running.journal.commit(&claim, &run.next()).await;
     assert!(matches!(result, Err(JournalError::Unavailable(_))), "{result:?}");
 }
 
@@ -294,7 +293,7 @@ async fn connections_that_die_are_replaced() {
     let running = start(Watched::new(&store, true));
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
-    running.journal.commit(&claim, run.next()).await.unwrap();
+    running.journal.commit(&claim, &run.next()).await.unwrap();
     database
         .execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
@@ -305,7 +304,7 @@ async fn connections_that_die_are_replaced() {
     let (journal, claim, commit) = (&running.journal, &claim, &commit);
     // A dead connection is either found before it is used, or the commit on it is not acknowledged; never a lost lease.
     eventually("the journal writes again", || async move {
-        match journal.commit(claim, commit.clone()).await {
+        match journal.commit(claim, commit).await {
             Ok(()) => true,
             Err(JournalError::Unavailable(_)) => false,
             Err(other) => panic!("{other:?}"),
