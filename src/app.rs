@@ -28,7 +28,7 @@ use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
-use crate::store::{Claim, RunStore, Store};
+use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -194,7 +194,7 @@ impl Server {
         let (phase, seen) = watch::channel(Phase::Ready);
         let router = http::router(http::Parts {
             commands: Arc::clone(&app.commands),
-            store: Arc::clone(&app.store) as Arc<dyn RunStore>,
+            store: Arc::clone(&app.store),
             hub: Arc::clone(&app.hub),
             verifier: Verifier::new(&config.auth, issuer_client).context("COUNTERSIGN_JWKS_FILE")?,
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
@@ -297,7 +297,7 @@ impl LocalExecutor for Local {
         self.0.wake();
     }
 
-    fn attend(&self, uid: RunUid) {
-        self.0.cancel(uid);
+    fn attend(&self, tenant: &TenantId, uid: RunUid) {
+        self.0.attend(tenant, uid);
     }
 }

@@ -99,16 +99,33 @@ impl Shared {
         match self.parts.store.node_beat(node).await {
             Ok(beat) if beat.alive => {
                 self.lease.beaten(started);
-                for claim in beat.attention {
-                    if let Some(owned) = self.owned.get(&claim.uid) {
-                        owned.1.cancel.cancel();
-                    }
+                for claim in &beat.attention {
+                    self.attend(claim).await;
                 }
                 self.free_strays(beat.owned).await;
             }
             Ok(_) if self.draining.is_cancelled() => self.lose_all(),
             Ok(_) => self.start_over().await,
             Err(fault) => tracing::warn!(%fault, "the node could not beat"),
+        }
+    }
+
+    /// Reads what others wish of a run and hands it to the task that drives it.
+    pub(super) async fn attend(&self, claim: &Claim) {
+        let driven = self.owned.get(&claim.uid).map(|owned| owned.1.clone());
+        let Some(signals) = driven else { return };
+        match self.parts.store.wishes_take(claim).await {
+            Ok(wishes) => {
+                if wishes.cancel_requested_by.is_some() {
+                    signals.cancel.cancel();
+                }
+                if !wishes.decisions.is_empty() {
+                    signals.decisions.lock().extend(wishes.decisions);
+                    signals.decided.notify_one();
+                }
+            }
+            // The wish stays where it was left.
+            Err(fault) => tracing::warn!(run = %claim.uid.0, %fault, "a wish could not be read yet"),
         }
     }
 

@@ -3,11 +3,13 @@
 //! **Fencing.** A run is owned through `(node, fence)`. Every write of an owned run carries the fence and the revision
 //! that its owner last saw; a write whose fence or revision is old changes nothing and its owner learns that the lease
 //! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
-//! wish (`cancel_request`) that the owner reads.
+//! wish (`cancel_request`, `decision_leave`) that the owner reads.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::Value;
+use uuid::Uuid;
 
 mod codec;
 mod fault;
@@ -24,7 +26,8 @@ use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head};
 use crate::run::event::UndecidedCall;
-use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{Actor, CallId, CallKey, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
@@ -212,14 +215,16 @@ pub trait RunStore: Send + Sync {
     ) -> Result<Vec<RunView>, StoreError>;
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
-    /// A decision on a run that nobody owns: applied only while fence and revision are the ones seen and there is no
-    /// owner; raises the fence. `Next::Owner` makes it due now. `false`: somebody was faster, load again.
+    /// A decision on a run that nobody owns, with its rows of the audit: applied only while fence and revision are the
+    /// ones seen and there is no owner; raises the fence. `Next::Owner` makes it due now. `false`: somebody was faster,
+    /// load again.
     async fn run_decide(
         &self,
         tenant: &TenantId,
         uid: RunUid,
         seen: Fence,
         commit: &Commit,
+        audit: &[AuditRow],
     ) -> Result<bool, StoreError>;
     /// Leaves the wish to cancel with a run that a node owns; the first wish stays. `false`: nobody owns it, decide
     /// instead. An owner that lets go without having read it leaves the run due now, so that the next one does.
@@ -240,6 +245,14 @@ pub trait RunStore: Send + Sync {
         after: Option<(u32, u32)>,
         limit: u32,
     ) -> Result<Vec<Call>, StoreError>;
+    /// One call that has a receipt.
+    async fn receipt_fetch(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        turn: u32,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, StoreError>;
     /// Events with a number greater than `after`, in order.
     async fn event_list(
         &self,
@@ -327,15 +340,146 @@ pub trait ExecutorStore: Send + Sync {
     /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run
     /// may stand in it twice. After `Unavailable` nobody knows whether they are stored.
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError>;
+    /// What others wish of an owned run; its attention is then no longer wanted. Decisions stay until the core takes
+    /// them, and come again until then. Empty when the run is another owner's.
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError>;
+}
+
+/// What others wish of a run that a node owns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wishes {
+    /// Who wished it cancelled.
+    pub cancel_requested_by: Option<Actor>,
+    /// What people decided about its undecided calls.
+    pub decisions: Vec<Reconciliation>,
+}
+
+/// A row of the audit: who did what, when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditRow {
+    /// Its identity, which breaks ties of time.
+    pub id: Uuid,
+    /// When.
+    pub at: Timestamp,
+    /// Who.
+    pub actor: Actor,
+    /// What, e.g. `reconciliation.retry`.
+    pub action: String,
+    /// To what.
+    pub subject: String,
+    /// To which run, when it was one.
+    pub run_id: Option<RunId>,
+    /// What else is worth keeping; never a secret.
+    pub detail: Value,
+}
+
+/// Which rows of the audit a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// Only this actor's.
+    pub actor: Option<String>,
+    /// Only this action.
+    pub action: Option<String>,
+    /// Only this run's.
+    pub run_id: Option<String>,
+}
+
+/// Where a newest-first list of rows goes on: strictly after this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceInTime {
+    /// The last row's time.
+    pub at: Timestamp,
+    /// Its identity.
+    pub id: Uuid,
+}
+
+/// What became of a decision about a run that a node owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The owner will read it.
+    Kept,
+    /// Nobody owns the run: decide instead.
+    NotOwned,
+    /// The call is not undecided, or somebody was faster; nothing was stored.
+    Decided,
+}
+
+/// A call with the run that it belongs to.
+#[derive(Clone, Debug)]
+pub struct FoundCall {
+    /// The run's name.
+    pub run_id: RunId,
+    /// The run's internal identity.
+    pub uid: RunUid,
+    /// The call.
+    pub call: Call,
+}
+
+/// Which receipts of a tenant a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct ReceiptFilter {
+    /// Only this stage.
+    pub stage: Option<String>,
+    /// Only receipts of such runs; its times are those of the receipts.
+    pub run: RunFilter,
+}
+
+/// A place in a list of calls across runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiptPlace {
+    /// The time that the list is ordered by.
+    pub at: Timestamp,
+    /// The run.
+    pub uid: RunUid,
+    /// The call in the run.
+    pub key: CallKey,
+}
+
+/// What administrators need of the store. The tenant comes first everywhere.
+#[async_trait]
+pub trait AdminStore: Send + Sync {
+    /// Leaves a decision about a call with the node that owns its run, beside its row of the audit. `since`: since when
+    /// the call is undecided; at another time it is another question.
+    async fn decision_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        decided: &Reconciliation,
+        since: Timestamp,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError>;
+    /// Calls whose outcome is unknown, longest first, by the time since when it is.
+    async fn undecided_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError>;
+    /// Receipts across runs, newest first.
+    async fn receipt_search(
+        &self,
+        tenant: &TenantId,
+        filter: &ReceiptFilter,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError>;
+    /// The audit, newest first.
+    async fn audit_list(
+        &self,
+        tenant: &TenantId,
+        filter: &AuditFilter,
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Vec<AuditRow>, StoreError>;
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
 const FORGET_NODE_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// One database that does both.
-pub trait Store: RunStore + ExecutorStore {}
+/// One database that does all of it.
+pub trait Store: RunStore + ExecutorStore + AdminStore {}
 
-impl<T: RunStore + ExecutorStore> Store for T {}
+impl<T: RunStore + ExecutorStore + AdminStore> Store for T {}
 
 /// Opens a store: `postgres://…`, or `sqlite:PATH`. With `migrate` the schema is brought up to this version first.
 ///

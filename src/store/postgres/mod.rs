@@ -1,5 +1,6 @@
 //! The production store: a pool for requests, and one connection for the journal. Same functions as `sqlite/`.
 
+mod admin;
 mod commits;
 mod nodes;
 mod reads;
@@ -14,12 +15,14 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, PgPool, SqlStr};
 
 use super::{
-    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FoundCall, KeptAnswer,
+    KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore,
+    RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
 
@@ -84,9 +87,10 @@ fn pool_options(connections: u32) -> PgPoolOptions {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 2] = [
+    const FILES: [(i64, &str, &str); 3] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
+        (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -134,8 +138,9 @@ impl RunStore for PostgresStore {
         uid: RunUid,
         seen: Fence,
         commit: &Commit,
+        audit: &[AuditRow],
     ) -> Result<bool, StoreError> {
-        commits::run_decide(self, tenant, uid, seen, commit).await
+        commits::run_decide(self, tenant, uid, seen, commit, audit).await
     }
 
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError> {
@@ -160,6 +165,16 @@ impl RunStore for PostgresStore {
         limit: u32,
     ) -> Result<Vec<Call>, StoreError> {
         reads::receipt_list(self, tenant, uid, after, limit).await
+    }
+
+    async fn receipt_fetch(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        turn: u32,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, StoreError> {
+        reads::receipt_fetch(self, tenant, uid, turn, call_id).await
     }
 
     async fn event_list(
@@ -222,5 +237,52 @@ impl ExecutorStore for PostgresStore {
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
         commits::commit_apply(self, commits).await
+    }
+
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
+        admin::wishes_take(self, claim).await
+    }
+}
+
+#[async_trait]
+impl AdminStore for PostgresStore {
+    async fn decision_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        decided: &Reconciliation,
+        since: Timestamp,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        admin::decision_leave(self, tenant, uid, decided, since, audit).await
+    }
+
+    async fn undecided_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        admin::undecided_list(self, tenant, after, limit).await
+    }
+
+    async fn receipt_search(
+        &self,
+        tenant: &TenantId,
+        filter: &ReceiptFilter,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        admin::receipt_search(self, tenant, filter, after, limit).await
+    }
+
+    async fn audit_list(
+        &self,
+        tenant: &TenantId,
+        filter: &AuditFilter,
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        admin::audit_list(self, tenant, filter, after, limit).await
     }
 }

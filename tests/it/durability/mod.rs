@@ -9,20 +9,9 @@ use tokio::time::Instant;
 
 use crate::support::database::Database;
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
+use crate::support::on_both_stores;
 use crate::support::product::Product;
 use crate::support::world::run_on;
-
-/// The same test on both stores.
-macro_rules! on_both_stores {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        mod sqlite {
-            $(#[tokio::test] $(#[$doc])* async fn $name() { super::$name(crate::support::database::Database::sqlite().await).await; })+
-        }
-        mod postgres {
-            $(#[tokio::test] $(#[$doc])* async fn $name() { super::$name(crate::support::database::Database::postgres().await).await; })+
-        }
-    };
-}
 
 on_both_stores!(
     b007_b009_b013_a_call_that_was_out_when_the_process_died_is_held_and_never_repeated,

@@ -41,7 +41,7 @@ pub(super) struct Server {
     pub(super) phase: watch::Sender<Phase>,
     auth: AuthSettings,
     _data: tempfile::TempDir,
-    _database: Option<Database>,
+    database: Option<Database>,
 }
 
 /// One answer, read whole.
@@ -86,6 +86,11 @@ impl Server {
         Self::start_with(Some(database), |app| Arc::clone(&app.hub)).await
     }
 
+    /// Every row of the database that it was started on.
+    pub(super) async fn dump(&self) -> String {
+        self.database.as_ref().expect("a server on a database").dump().await
+    }
+
     /// A server whose readers hear nothing, as if other nodes drove all runs.
     pub(super) async fn start_deaf() -> Self {
         Self::start_with(None, |_| Arc::new(Hub::new())).await
@@ -94,6 +99,8 @@ impl Server {
     async fn start_with(database: Option<Database>, hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
+        // Every resume reads the servers anew, so that a change is seen at once.
+        config.catalog_max_age_ms = 0;
         if let Some(database) = &database {
             config.database_url = SecretString::from(database.url.clone());
         }
@@ -115,7 +122,7 @@ impl Server {
                 cors_origins: vec!["https://console.example".to_owned()],
             },
         };
-        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, _database: database }
+        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, database }
     }
 
     pub(super) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {

@@ -6,5 +6,7 @@ mod harness;
 mod keys;
 mod limits;
 mod probes;
+mod reconcile;
 mod records;
+mod resume;
 mod streams;

@@ -8,7 +8,7 @@ use countersign::run::ids::NodeId;
 use countersign::run::message::Content;
 use countersign::store::hub::{Heard, Hub};
 use countersign::store::journal::{Journal, JournalError};
-use countersign::store::{Beat, Claim, ExecutorStore, OwnedCommit, Store, StoreError};
+use countersign::store::{Beat, Claim, ExecutorStore, OwnedCommit, Store, StoreError, Wishes};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -61,6 +61,9 @@ impl ExecutorStore for Watched {
     }
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
         self.store.run_release(claim, crashed).await
+    }
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
+        self.store.wishes_take(claim).await
     }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await
