@@ -5,12 +5,11 @@ use serde_json::{Value, json};
 use tokio::time::{Duration, Instant};
 
 use super::harness::{SOON, Server, slow};
-use crate::support::database::Database;
+use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply};
-use crate::support::on_both_stores;
 use crate::support::world::run_on;
 
-on_both_stores!(b216_a_run_is_cancelled_wherever_it_stands_once_and_says_what_was_out);
+both_stores! {b216_a_run_is_cancelled_wherever_it_stands_once_and_says_what_was_out}
 
 /// Asks again until the run is as it should be.
 async fn once(server: &Server, id: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {

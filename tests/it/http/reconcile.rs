@@ -8,12 +8,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::harness::{SOON, Server, request, says};
-use crate::support::database::Database;
+use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
-use crate::support::on_both_stores;
 use crate::support::world::run_on;
 
-on_both_stores!(
+both_stores! {
     a_call_is_completed_failed_or_retried_by_name_and_the_last_decision_sets_the_run_going,
     b216_what_became_of_the_calls_of_a_cancelled_run_is_written_down_and_nothing_else_changes,
     a_decision_reaches_a_run_that_a_node_drives_and_is_answered_when_it_is_applied,
@@ -21,7 +20,7 @@ on_both_stores!(
     an_undecided_call_holds_up_neither_other_runs_nor_its_settled_siblings,
     receipts_are_found_across_runs_by_stage_newest_first,
     a_call_that_is_not_undecided_and_a_body_that_means_nothing_are_refused,
-);
+}
 
 /// A server, and an MCP server whose `charge` is never answered.
 async fn lossy(database: Database) -> (Server, FakeMcp) {

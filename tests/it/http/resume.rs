@@ -4,17 +4,16 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::harness::{Server, says};
-use crate::support::database::Database;
+use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
-use crate::support::on_both_stores;
 use crate::support::world::run_on;
 
-on_both_stores!(
+both_stores! {
     b012_b013_b038_b048_b077_b081_a_resume_that_is_refused_leaves_every_row_as_it_was,
     b042_a_resume_of_a_run_that_has_ended_asks_nobody_and_answers_what_is_stored,
     a_resume_tightens_limits_and_never_loosens_them,
     b021_b022_b028_what_was_declared_repeatable_is_frozen_in_its_receipt,
-);
+}
 
 const RUN: &str = "/v1/runs/r/resume";
 

@@ -1,6 +1,7 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
+mod decisions;
 mod draft;
 mod fencing;
 mod hub;

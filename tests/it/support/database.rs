@@ -227,8 +227,10 @@ where
     }
 }
 
-/// One test function a store: `both_stores!(a_sentence => check)` for `async fn check(database: Database)`.
+/// One test function a store: `both_stores!(a_sentence => check)` for `async fn check(database: Database)`; when both
+/// have one name, that name alone.
 macro_rules! both_stores {
+    ($($name:ident),+ $(,)?) => { both_stores! { $($name => $name),+ } };
     ($($(#[$meta:meta])* $name:ident => $check:ident),+ $(,)?) => {
         mod sqlite {
             $(
