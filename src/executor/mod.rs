@@ -144,11 +144,13 @@ impl Executor {
 
     /// A free slot for a run of this tenant, unless the node drains, is full, or its lease is not certain.
     pub fn slot(&self, tenant: &TenantId) -> Option<Slot> {
+        // The name first: while the lease holds it is one that the database knows.
+        let node = *self.shared.node.read();
         if self.shared.draining.is_cancelled() || !self.shared.lease.holds() {
             return None;
         }
         let permit = Arc::clone(&self.shared.slots).try_acquire_owned().ok()?;
-        self.shared.take_place(tenant, permit)
+        self.shared.take_place(node, tenant, permit)
     }
 
     /// Drives a run that was admitted as this node's own.
@@ -175,8 +177,8 @@ impl Executor {
 }
 
 impl Shared {
-    /// A place in the tenant's share of this node.
-    fn take_place(&self, tenant: &TenantId, permit: OwnedSemaphorePermit) -> Option<Slot> {
+    /// A place in the tenant's share of this node, for a run that is owned under that name.
+    fn take_place(&self, node: NodeId, tenant: &TenantId, permit: OwnedSemaphorePermit) -> Option<Slot> {
         let mut running = self.tenants.entry(tenant.clone()).or_insert(0);
         if *running >= self.settings.tenant_max_running {
             return None;
@@ -184,12 +186,18 @@ impl Shared {
         *running = running.saturating_add(1);
         drop(running);
         let tenants = Arc::clone(&self.tenants);
-        Some(Slot { node: *self.node.read(), tenant: tenant.clone(), tenants, _permit: permit })
+        Some(Slot { node, tenant: tenant.clone(), tenants, _permit: permit })
     }
 
     fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<(Envelope, Vec<CallKey>)>) {
         let signals = Signals::default();
         self.owned.insert(claim.uid, (claim.fence, signals.clone()));
+        // A node that was taken for dead meanwhile goes on under another name, and its new lease says nothing of what
+        // it owned under the old one. The new name stands before the owned runs are called off, and this looks at it
+        // after the run is listed: one of the two sees the other.
+        if *self.node.read() != slot.node {
+            signals.lost.cancel();
+        }
         let shared = Arc::clone(self);
         self.parts.tracker.spawn(async move {
             drive::drive(&shared, &claim, signals, begun).await;

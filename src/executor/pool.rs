@@ -170,8 +170,9 @@ impl Shared {
     /// This node was taken for dead: it owns nothing any more and goes on under a new name.
     async fn start_over(&self) {
         tracing::warn!("this node was taken for dead; it goes on as a new one");
-        self.lose_all();
+        self.lease.lapse();
         *self.node.write() = self.parts.clock.node_id();
+        self.lose_all();
         if let Err(fault) = self.register().await {
             tracing::warn!(%fault, "the node could not register again");
         }
@@ -204,7 +205,7 @@ impl Shared {
         self.backlog.store(claimed >= free, Ordering::Relaxed);
         for claim in claims {
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
-            match permit.and_then(|permit| self.take_place(&claim.tenant, permit)) {
+            match permit.and_then(|permit| self.take_place(node, &claim.tenant, permit)) {
                 Some(slot) => self.spawn(slot, claim, None),
                 // A run of this node's own was admitted meanwhile: give back what there is no slot for.
                 None => super::drive::release(self, &claim, false).await,

@@ -7,6 +7,7 @@ mod durability;
 mod http;
 mod mcp;
 mod model;
+mod protocol;
 mod runs;
 mod source;
 mod store;
