@@ -100,7 +100,7 @@ async fn one(app: &App, url: &str) -> anyhow::Result<()> {
 
 async fn wait(app: &App, asker: &Asker, id: &RunId) -> anyhow::Result<()> {
     let view = app.store.run_fetch(&asker.tenant, id).await?.context("the run")?;
-    let mut heard = app.hub.subscribe(view.uid);
+    let mut heard = app.hub.subscribe(&asker.tenant, view.uid);
     loop {
         let view = app.store.run_fetch(&asker.tenant, id).await?.context("the run")?;
         if view.head.status.is_terminal() {

@@ -156,11 +156,16 @@ impl Executor {
         self.shared.due.notify_one();
     }
 
-    /// Somebody wished a run cancelled; another node's runs learn it by that node's heartbeat.
+    /// Somebody wished a run cancelled; another node learns it by a hint, or by its heartbeat.
     pub fn cancel(&self, uid: RunUid) {
         if let Some(owned) = self.shared.owned.get(&uid) {
             owned.1.cancel.cancel();
         }
+    }
+
+    /// This node, under the name that it began with, or the one that it took when it was taken for dead.
+    pub fn node(&self) -> NodeId {
+        *self.shared.node.read()
     }
 
     /// Runs driven by this node now.

@@ -36,6 +36,7 @@ use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::Commands;
 use crate::store::RunStore;
+use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use schema::Schemas;
 
@@ -47,6 +48,8 @@ pub struct Parts {
     pub store: Arc<dyn RunStore>,
     /// Tells of new events.
     pub hub: Arc<Hub>,
+    /// Tells of what other nodes store.
+    pub follower: Arc<Follower>,
     /// Verifies tokens.
     pub verifier: Verifier,
     /// Makes and verifies stream tickets.
@@ -88,6 +91,7 @@ pub(crate) struct Api {
     commands: Arc<Commands>,
     store: Arc<dyn RunStore>,
     hub: Arc<Hub>,
+    follower: Arc<Follower>,
     verifier: Verifier,
     tickets: Tickets,
     clock: Arc<dyn Clock>,
@@ -106,13 +110,14 @@ pub(crate) struct Api {
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
     let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun"])?;
-    let Parts { commands, store, hub, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
+    let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
     let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
     let api = Arc::new(Api {
         commands,
         store,
         hub,
+        follower,
         verifier,
         tickets,
         clock,

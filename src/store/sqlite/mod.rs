@@ -1,6 +1,7 @@
 //! The embedded store: one file, one process, one writer connection, a few readers. Same functions as `postgres/`.
 
 mod commits;
+mod follow;
 mod nodes;
 mod reads;
 mod runs;
@@ -14,9 +15,12 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
+use tokio_util::sync::CancellationToken;
+
+use super::wake::Hints;
 use super::{
-    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    Admission, Admitted, Beat, Claim, ExecutorStore, FeedEvent, FollowStore, KeptAnswer, KeptRequest, Loaded,
+    OwnedCommit, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
@@ -41,6 +45,8 @@ use now_ms;
 pub(super) struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
+    /// There is nobody to tell, and nobody to hear.
+    hints: Hints,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -68,7 +74,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, _lock: lock })
+        Ok(Self { writer, reader, hints: Hints::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.
@@ -78,9 +84,10 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 2] = [
+    const FILES: [(i64, &str, &str); 3] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
+        (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -210,6 +217,10 @@ impl ExecutorStore for SqliteStore {
         nodes::node_beat(self, node).await
     }
 
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        nodes::wish_list(self, node).await
+    }
+
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
         nodes::node_retire(self, node).await
     }
@@ -232,5 +243,27 @@ impl ExecutorStore for SqliteStore {
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
         commits::commit_apply(self, commits).await
+    }
+}
+
+#[async_trait]
+impl FollowStore for SqliteStore {
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    async fn hint_carry(&self, _node: NodeId, _stop: CancellationToken) {}
+
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError> {
+        follow::seq_list(self, runs).await
+    }
+
+    async fn feed_list(
+        &self,
+        tenants: &[TenantId],
+        since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<FeedEvent>, StoreError> {
+        follow::feed_list(self, tenants, since, limit).await
     }
 }
