@@ -5,8 +5,6 @@
 //! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
 //! wish (`cancel_request`) that the owner reads.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 

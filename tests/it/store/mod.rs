@@ -3,6 +3,7 @@
 mod admission;
 mod draft;
 mod fencing;
+mod follow;
 mod hub;
 mod isolation;
 mod journal;
