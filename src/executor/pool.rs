@@ -112,11 +112,18 @@ impl Shared {
     async fn keep_beating(&self) {
         let mut beats = interval(self.lease.interval());
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_known = false;
         loop {
             beats.tick().await;
-            if !self.beat_once().await {
+            let beaten = self.beat_once().await;
+            if let Err(fault) = &beaten {
+                // Said once: it is tried again and again.
+                if !is_known {
+                    tracing::warn!(%fault, "the node could not beat");
+                }
                 beats.reset_after(BEAT_AGAIN.min(self.lease.interval()));
             }
+            is_known = beaten.is_err();
         }
     }
 
@@ -129,25 +136,20 @@ impl Shared {
         }
     }
 
-    /// Whether the database answered.
-    async fn beat_once(&self) -> bool {
+    async fn beat_once(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let node = *self.node.read();
-        match self.parts.store.node_beat(node).await {
-            Ok(beat) if beat.alive => {
+        match self.parts.store.node_beat(node).await? {
+            beat if beat.alive => {
                 self.lease.beaten(started);
                 self.heed_wishes(&beat.attention);
                 // What takes longer than to the next beat is left to that one.
                 timeout(self.lease.interval(), self.free_strays(beat.owned)).await.unwrap_or_default();
             }
-            Ok(_) if self.draining.is_cancelled() => self.lose_all(),
-            Ok(_) => self.start_over().await,
-            Err(fault) => {
-                tracing::warn!(%fault, "the node could not beat");
-                return false;
-            }
+            _ if self.draining.is_cancelled() => self.lose_all(),
+            _ => self.start_over().await,
         }
-        true
+        Ok(())
     }
 
     /// Reads what was wished without waiting for the next beat.

@@ -4,6 +4,7 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -31,6 +32,8 @@ pub(in crate::store) struct SteadyPostgres {
     options: PgConnectOptions,
     patience: Patience,
     now: RwLock<Arc<PostgresStore>>,
+    /// Said once, until something worked again.
+    is_silent: AtomicBool,
     pub(super) hints: Hints,
 }
 
@@ -62,7 +65,13 @@ impl SteadyPostgres {
         let patience = Patience::of_lease(lease);
         let store = connect(&options, patience);
         drop(store.pool.acquire().await?);
-        Ok(Self { options, patience, now: RwLock::new(Arc::new(store)), hints: Hints::default() })
+        Ok(Self {
+            options,
+            patience,
+            now: RwLock::new(Arc::new(store)),
+            is_silent: AtomicBool::new(false),
+            hints: Hints::default(),
+        })
     }
 
     /// The store with the connections of now.
@@ -104,7 +113,13 @@ impl SteadyPostgres {
     ) -> Result<T, StoreError> {
         pin!(work);
         match timeout(limit, &mut work).await {
-            Ok(done) => done,
+            Ok(done) => {
+                if done.is_ok() && self.is_silent.load(Ordering::Relaxed) {
+                    self.is_silent.store(false, Ordering::Relaxed);
+                    tracing::info!("the database answers again");
+                }
+                done
+            }
             Err(_elapsed) => {
                 // Before the work is dropped: a connection that is given back to a closed pool is not tried first.
                 self.renew(store);
@@ -118,7 +133,9 @@ impl SteadyPostgres {
     fn renew(&self, stuck: &Arc<PostgresStore>) {
         let mut now = self.now.write();
         if Arc::ptr_eq(&now, stuck) {
-            tracing::warn!("the database is silent: connections to it are made anew");
+            if !self.is_silent.swap(true, Ordering::Relaxed) {
+                tracing::warn!("the database is silent: connections to it are made anew until it answers");
+            }
             *now = Arc::new(connect(&self.options, self.patience));
             for pool in stuck.pools() {
                 // The first poll would wait for connections that may never come back; the call alone closes the pool.

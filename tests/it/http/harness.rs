@@ -9,7 +9,7 @@ use bytes::Bytes;
 use countersign::app::App;
 use countersign::auth::{AuthSettings, Grant, Tickets, Verifier, mint};
 use countersign::clock::{Clock, SystemClock};
-use countersign::config::Config;
+use countersign::config::{Config, Wake};
 use countersign::http::{HttpSettings, Parts, Phase, router};
 use countersign::mcp::demo::{self, DemoLedger};
 use countersign::run::ids::{Actor, TenantId};
@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::support::database::Database;
+use crate::support::product::wake;
 
 /// The scopes of a caller who works with runs.
 pub(super) const RUNS: &str = "runs:read runs:write";
@@ -98,6 +99,7 @@ impl Server {
         let mut config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
         if let Some(database) = &database {
             config.database_url = SecretString::from(database.url.clone());
+            config.wake = if wake() == "off" { Wake::Off } else { Wake::Notify };
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let app = App::start(&config, Arc::clone(&clock), true).await.unwrap();

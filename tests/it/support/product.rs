@@ -132,7 +132,7 @@ async fn json_of(answer: Response) -> Value {
 
 /// How the servers under test wake each other where a test does not say.
 #[expect(clippy::disallowed_methods, reason = "it says how to test; the product has no such setting")]
-fn wake() -> String {
+pub(crate) fn wake() -> String {
     std::env::var(WAKE).unwrap_or_else(|_| "notify".to_owned())
 }
 
