@@ -57,7 +57,7 @@ impl Commands {
         let mut left = None;
         while Instant::now() < deadline {
             let view = self.view(asker, id).await?;
-            let mut changes = self.hub.subscribe(view.uid);
+            let mut changes = self.hub.subscribe(&asker.tenant, view.uid);
             let open = view.undecided.iter().find(|call| deciding.is_about(call));
             let Some(open) = open.filter(|open| left.is_none_or(|since| since == open.since)) else {
                 return self.decided(&deciding, &view, left.is_some()).await;

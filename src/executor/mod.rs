@@ -163,11 +163,16 @@ impl Executor {
         self.shared.due.notify_one();
     }
 
-    /// Somebody left a wish with a run. Another node's runs learn it by that node's heartbeat.
+    /// Somebody left a wish with a run. Another node's runs learn it by a hint, or by that node's heartbeat.
     pub fn attend(&self, tenant: &TenantId, uid: RunUid) {
         let Some(fence) = self.shared.owned.get(&uid).map(|owned| owned.0) else { return };
         let (shared, claim) = (Arc::clone(&self.shared), Claim { tenant: tenant.clone(), uid, fence });
         self.shared.parts.tracker.spawn(async move { shared.attend(&claim).await });
+    }
+
+    /// This node, under the name that it began with, or the one that it took when it was taken for dead.
+    pub fn node(&self) -> NodeId {
+        *self.shared.node.read()
     }
 
     /// Runs driven by this node now.

@@ -37,6 +37,7 @@ use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::Commands;
 use crate::store::Store;
+use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use schema::Schemas;
 
@@ -48,6 +49,8 @@ pub struct Parts {
     pub store: Arc<dyn Store>,
     /// Tells of new events.
     pub hub: Arc<Hub>,
+    /// Tells of what other nodes store.
+    pub follower: Arc<Follower>,
     /// Verifies tokens.
     pub verifier: Verifier,
     /// Makes and verifies stream tickets.
@@ -89,6 +92,7 @@ pub(crate) struct Api {
     commands: Arc<Commands>,
     store: Arc<dyn Store>,
     hub: Arc<Hub>,
+    follower: Arc<Follower>,
     verifier: Verifier,
     tickets: Tickets,
     clock: Arc<dyn Clock>,
@@ -107,13 +111,14 @@ pub(crate) struct Api {
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
     let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun", "ReconcileCall"])?;
-    let Parts { commands, store, hub, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
+    let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
     let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
     let api = Arc::new(Api {
         commands,
         store,
         hub,
+        follower,
         verifier,
         tickets,
         clock,

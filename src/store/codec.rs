@@ -63,7 +63,7 @@ fn faulty(what: &'static str, fault: &serde_json::Error) -> StoreError {
     corrupt(what, format_args!("{:?} error in column {}", fault.classify(), fault.column()))
 }
 
-fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
+pub(super) fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|fault| StoreError::Rejected(format!("{what} does not print: {fault}")))
 }
 

@@ -5,20 +5,26 @@
 //! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
 //! wish (`cancel_request`, `decision_leave`) that the owner reads.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 mod codec;
 mod fault;
+mod feed;
+pub mod follow;
 pub mod hub;
 pub mod journal;
+mod open;
 mod postgres;
 mod rows;
 mod sqlite;
+pub mod wake;
 
+pub use feed::FeedEvent;
+use open::migrate;
+pub use open::{open, open_for};
 pub use rows::CommitRows;
 
 use crate::run::binding::CatalogRecord;
@@ -31,6 +37,7 @@ use crate::run::ids::{Actor, CallId, CallKey, Fence, NodeId, RunId, RunUid, Tena
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
+use wake::Hints;
 
 /// Why the store could not do it; by remedy.
 #[derive(Debug, thiserror::Error)]
@@ -323,6 +330,8 @@ pub trait ExecutorStore: Send + Sync {
     async fn node_register(&self, node: NodeId) -> Result<(), StoreError>;
     /// Beats, and reads what the node owns and whose attention is wanted.
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError>;
+    /// The runs of this node that somebody left a wish with.
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError>;
     /// Says good-bye: the node's runs are due at once.
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError>;
     /// Marks nodes dead whose beat is older than the lease, by the database clock, and makes their runs due
@@ -476,50 +485,22 @@ pub trait AdminStore: Send + Sync {
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
 const FORGET_NODE_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// One database that does all of it.
-pub trait Store: RunStore + ExecutorStore + AdminStore {}
-
-impl<T: RunStore + ExecutorStore + AdminStore> Store for T {}
-
-/// Opens a store: `postgres://…`, or `sqlite:PATH`. With `migrate` the schema is brought up to this version first.
-///
-/// # Errors
-/// `Misconfigured` for another URL, a schema that this version does not know or that lacks migrations, or a SQLite file
-/// that another process has; `Unavailable` when the database does not answer.
-pub async fn open(url: &str, migrate: bool) -> Result<Arc<dyn Store>, StoreError> {
-    if let Some(path) = url.strip_prefix("sqlite:") {
-        let path = path.strip_prefix("//").unwrap_or(path);
-        return Ok(Arc::new(sqlite::SqliteStore::open(std::path::Path::new(path), migrate).await?));
-    }
-    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        return Ok(Arc::new(postgres::PostgresStore::open(url, migrate).await?));
-    }
-    Err(StoreError::Misconfigured("a database URL is postgres://… or sqlite:PATH".to_owned()))
+/// What it takes to hear of what other nodes stored.
+#[async_trait]
+pub trait FollowStore: Send + Sync {
+    /// What this node says to the others, and hears of them.
+    fn hints(&self) -> &Hints;
+    /// Carries hints between this node and the others until the token is cancelled; whatever is wrong is tried again.
+    /// `node` tells this process's own hints apart. Ends at once where there can be no other node.
+    async fn hint_carry(&self, node: NodeId, stop: CancellationToken);
+    /// The number of the last event of each of these runs, as far as they exist.
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError>;
+    /// Status and result events of these tenants that happened at `since` or later, of each tenant the newest `limit`.
+    async fn feed_list(&self, tenants: &[TenantId], since: Timestamp, limit: u32)
+    -> Result<Vec<FeedEvent>, StoreError>;
 }
 
-/// Brings the schema up to this version, or checks that it is. Fails on a schema that knows more than this version.
-async fn migrate<C>(migrator: &sqlx::migrate::Migrator, connection: &mut C, apply: bool) -> Result<(), StoreError>
-where
-    C: sqlx::migrate::Migrate,
-{
-    if apply {
-        migrator.run_direct(None, connection, false).await?;
-        return Ok(());
-    }
-    connection.ensure_migrations_table(&migrator.table_name).await?;
-    let applied = connection.list_applied_migrations(&migrator.table_name).await?;
-    let misfit = |text: String| Err(StoreError::Misconfigured(text));
-    for done in &applied {
-        match migrator.iter().find(|known| known.version == done.version) {
-            None => return misfit(format!("the schema is newer than this version: it has migration {}", done.version)),
-            Some(known) if known.checksum != done.checksum => {
-                return misfit(format!("migration {} is not the one that was applied", done.version));
-            }
-            Some(_) => {}
-        }
-    }
-    match migrator.iter().find(|known| !applied.iter().any(|done| done.version == known.version)) {
-        Some(missing) => misfit(format!("the schema lacks migration {}: migrate first", missing.version)),
-        None => Ok(()),
-    }
-}
+/// One database that does all.
+pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore {}
+
+impl<T: RunStore + ExecutorStore + FollowStore + AdminStore> Store for T {}

@@ -2,6 +2,7 @@
 
 mod admin;
 mod commits;
+mod follow;
 mod nodes;
 mod reads;
 mod runs;
@@ -15,10 +16,13 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
+use tokio_util::sync::CancellationToken;
+
+use super::wake::Hints;
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FoundCall, KeptAnswer,
-    KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore,
-    RunView, SealedSecret, StoreError, StoredEvent, Wishes,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
+    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor,
+    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
@@ -44,6 +48,8 @@ use now_ms;
 pub(super) struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
+    /// There is nobody to tell, and nobody to hear.
+    hints: Hints,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -71,7 +77,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, _lock: lock })
+        Ok(Self { writer, reader, hints: Hints::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.
@@ -81,10 +87,11 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 3] = [
+    const FILES: [(i64, &str, &str); 4] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
+        (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -225,6 +232,10 @@ impl ExecutorStore for SqliteStore {
         nodes::node_beat(self, node).await
     }
 
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        nodes::wish_list(self, node).await
+    }
+
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
         nodes::node_retire(self, node).await
     }
@@ -294,5 +305,27 @@ impl AdminStore for SqliteStore {
         limit: u32,
     ) -> Result<Vec<AuditRow>, StoreError> {
         admin::audit_list(self, tenant, filter, after, limit).await
+    }
+}
+
+#[async_trait]
+impl FollowStore for SqliteStore {
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    async fn hint_carry(&self, _node: NodeId, _stop: CancellationToken) {}
+
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError> {
+        follow::seq_list(self, runs).await
+    }
+
+    async fn feed_list(
+        &self,
+        tenants: &[TenantId],
+        since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<FeedEvent>, StoreError> {
+        follow::feed_list(self, tenants, since, limit).await
     }
 }

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use countersign::app::App;
 use countersign::auth::{AuthSettings, Grant, Tickets, Verifier, mint};
 use countersign::clock::{Clock, SystemClock};
-use countersign::config::Config;
+use countersign::config::{Config, Wake};
 use countersign::http::{HttpSettings, Parts, Phase, router};
 use countersign::mcp::demo::{self, DemoLedger};
 use countersign::run::ids::{Actor, TenantId};
+use countersign::store::follow::Follower;
 use countersign::store::hub::Hub;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -21,9 +22,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::support::database::Database;
+use crate::support::product::wake;
 
 /// The scopes of a caller who works with runs.
 pub(super) const RUNS: &str = "runs:read runs:write";
@@ -103,14 +106,18 @@ impl Server {
         config.catalog_max_age_ms = 0;
         if let Some(database) = &database {
             config.database_url = SecretString::from(database.url.clone());
+            config.wake = if wake() == "off" { Wake::Off } else { Wake::Notify };
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let app = App::start(&config, Arc::clone(&clock), true).await.unwrap();
+        let hub = hub(&app);
+        let follower = if Arc::ptr_eq(&hub, &app.hub) { Arc::clone(&app.follower) } else { follow(&app, &hub) };
         let (phase, watched) = watch::channel(Phase::Ready);
         let parts = Parts {
             commands: Arc::clone(&app.commands),
             store: Arc::clone(&app.store) as Arc<_>,
-            hub: hub(&app),
+            hub,
+            follower,
             verifier: Verifier::new(&config.auth, reqwest::Client::new()).unwrap(),
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
             clock,
@@ -169,6 +176,14 @@ impl Server {
         assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
         answer.json()
     }
+}
+
+/// Looks for the readers of a hub that nothing else tells.
+fn follow(app: &App, hub: &Arc<Hub>) -> Arc<Follower> {
+    let follower = Arc::new(Follower::new(Arc::clone(&app.store), Arc::clone(hub), || SystemClock.now()));
+    let (running, stop) = (Arc::clone(&follower), app.stopping.clone());
+    TaskTracker::new().spawn(async move { running.run(stop).await });
+    follower
 }
 
 /// A request with a token (none when empty).

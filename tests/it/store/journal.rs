@@ -50,6 +50,9 @@ impl ExecutorStore for Watched {
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError> {
         self.store.node_beat(node).await
     }
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        self.store.wish_list(node).await
+    }
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
         self.store.node_retire(node).await
     }
@@ -102,7 +105,7 @@ async fn many_runs(database: Database) {
     for i in 0..40 {
         let mut run = Draft::new(["acme", "globex"][i % 2], &format!("r-{i}"));
         let claim = run.admit_owned(&*store, node).await;
-        let (journal, mut reader) = (running.journal.clone(), running.hub.subscribe(run.uid));
+        let (journal, mut reader) = (running.journal.clone(), running.hub.subscribe(&run.tenant, run.uid));
         tasks.push(spawn(async move {
             for _ in 0..10 {
                 journal.commit(&claim, &run.next()).await.unwrap();
@@ -180,7 +183,8 @@ async fn order(database: Database) {
     let running = start(Watched::new(&store, true));
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
-    let (mut reader, mut lost_reader) = (running.hub.subscribe(run.uid), running.hub.subscribe(run.uid));
+    let (mut reader, mut lost_reader) =
+        (running.hub.subscribe(&run.tenant, run.uid), running.hub.subscribe(&run.tenant, run.uid));
     let commit = run.next();
     let answered = spawn({
         let (journal, claim, commit) = (running.journal.clone(), claim.clone(), commit.clone());

@@ -4,6 +4,7 @@ mod admission;
 mod decisions;
 mod draft;
 mod fencing;
+mod follow;
 mod hub;
 mod isolation;
 mod journal;
