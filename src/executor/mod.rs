@@ -2,9 +2,11 @@
 //! Knows no HTTP; never holds a database connection across a network call.
 
 mod drive;
+mod keep;
 mod lease;
 mod model_turn;
 mod pool;
+mod room;
 mod stopped;
 
 use std::sync::Arc;
@@ -20,12 +22,12 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::Dispatch;
 use crate::model::Models;
-use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::ids::{CallKey, Fence, NodeId, RunUid, TenantId};
+use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
 use lease::Lease;
+use room::Rooms;
 
 /// How this node executes.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +38,8 @@ pub struct ExecutorSettings {
     pub max_running: usize,
     /// Runs of one tenant that are driven at once.
     pub tenant_max_running: usize,
+    /// Calls of one tenant that this node has out at once.
+    pub tenant_max_calls: usize,
     /// How old a catalog may be when a leg begins.
     pub catalog_max_age: Duration,
 }
@@ -69,6 +73,7 @@ struct Shared {
     node: RwLock<NodeId>,
     lease: Lease,
     slots: Arc<Semaphore>,
+    rooms: Rooms,
     tenants: Arc<DashMap<TenantId, usize>>,
     owned: DashMap<RunUid, (Fence, Signals)>,
     /// What the last beat found owned and not driven.
@@ -127,6 +132,7 @@ impl Executor {
             node: RwLock::new(node),
             lease: Lease::new(settings.lease),
             slots: Arc::new(Semaphore::new(settings.max_running)),
+            rooms: Rooms::new(settings.tenant_max_calls),
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
             astray: Mutex::default(),
@@ -147,8 +153,8 @@ impl Executor {
     }
 
     /// Drives a run that was admitted as this node's own.
-    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, commit: &Commit) {
-        self.shared.spawn(slot, claim, Some((envelope, commit.sends.clone())));
+    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope) {
+        self.shared.spawn(slot, claim, Some(envelope));
     }
 
     /// Some run is due.
@@ -182,7 +188,7 @@ impl Shared {
         Some(Slot { node: *self.node.read(), tenant: tenant.clone(), tenants, _permit: permit })
     }
 
-    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<(Envelope, Vec<CallKey>)>) {
+    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<Envelope>) {
         let signals = Signals::default();
         self.owned.insert(claim.uid, (claim.fence, signals.clone()));
         let shared = Arc::clone(self);
@@ -191,6 +197,7 @@ impl Shared {
             // This node may own the run again, under a later fence.
             shared.owned.remove_if(&claim.uid, |_, (fence, _)| *fence == claim.fence);
             let tenant_was_full = slot.tenant_is_full(shared.settings.tenant_max_running);
+            shared.rooms.tidy(&claim.tenant);
             drop(slot);
             if tenant_was_full || shared.backlog.load(Ordering::Relaxed) || shared.draining.is_cancelled() {
                 shared.due.notify_one();

@@ -23,6 +23,60 @@ type Channels<K> = DashMap<K, broadcast::Sender<Arc<StoredEvent>>>;
 pub struct Hub {
     runs: Arc<Channels<RunUid>>,
     tenants: Arc<Channels<TenantId>>,
+    /// What was committed after commits that are still to be told, by run.
+    held: DashMap<RunUid, Held>,
+}
+
+/// What waits until the commits before it are told.
+#[derive(Debug, Default)]
+struct Held {
+    /// How many are still to be told, or turn out not to be stored.
+    announced: usize,
+    events: Vec<Arc<StoredEvent>>,
+}
+
+/// A commit that is about to be stored by somebody who is not the run's owner. As soon as it is, an owner may commit
+/// the next one: that one's events wait until this one's are told, or it is dropped.
+#[derive(Debug)]
+pub struct Announced<'a> {
+    hub: &'a Hub,
+    tenant: TenantId,
+    uid: RunUid,
+}
+
+impl Announced<'_> {
+    /// Of which run.
+    pub const fn uid(&self) -> RunUid {
+        self.uid
+    }
+
+    /// It is stored: tells its events, before everything that waits for it.
+    ///
+    /// # Errors
+    /// `Rejected` when an event does not print; nothing of it was told then.
+    pub fn tell(self, events: &[Event]) -> Result<(), StoreError> {
+        let (runs, tenants) = (self.hub.runs.contains_key(&self.uid), self.hub.tenants.contains_key(&self.tenant));
+        if runs || tenants {
+            self.hub.tell(&self.tenant, self.uid, stored(events)?.iter());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        // Told under the lock of the entry, so that nothing that comes later is told before.
+        let Entry::Occupied(mut held) = self.hub.held.entry(self.uid) else { return };
+        held.get_mut().announced = held.get().announced.saturating_sub(1);
+        if held.get().announced == 0 {
+            self.hub.tell(&self.tenant, self.uid, held.get().events.iter());
+            held.remove();
+        }
+    }
+}
+
+fn stored(events: &[Event]) -> Result<Vec<Arc<StoredEvent>>, StoreError> {
+    events.iter().map(|event| codec::stored_event(event).map(Arc::new)).collect()
 }
 
 /// What a reader hears.
@@ -40,6 +94,13 @@ impl Hub {
         Self::default()
     }
 
+    /// Says that a commit of a run that nobody owns is about to be stored.
+    pub fn announce(&self, tenant: &TenantId, uid: RunUid) -> Announced<'_> {
+        let mut held = self.held.entry(uid).or_default();
+        held.announced = held.announced.saturating_add(1);
+        Announced { hub: self, tenant: tenant.clone(), uid }
+    }
+
     /// Tells what one commit told. Call it after the commit, in the order of the commits of a run.
     ///
     /// # Errors
@@ -48,9 +109,7 @@ impl Hub {
         if events.is_empty() || !(self.runs.contains_key(&uid) || self.tenants.contains_key(tenant)) {
             return Ok(());
         }
-        let events: Vec<_> =
-            events.iter().map(|event| codec::stored_event(event).map(Arc::new)).collect::<Result<_, _>>()?;
-        self.publish_stored(tenant, uid, events.iter());
+        self.publish_stored(tenant, uid, stored(events)?.iter());
         Ok(())
     }
 
@@ -61,6 +120,13 @@ impl Hub {
         uid: RunUid,
         events: impl Iterator<Item = &'a Arc<StoredEvent>> + Clone,
     ) {
+        match self.held.get_mut(&uid) {
+            Some(mut held) => held.events.extend(events.cloned()),
+            None => self.tell(tenant, uid, events),
+        }
+    }
+
+    fn tell<'a>(&self, tenant: &TenantId, uid: RunUid, events: impl Iterator<Item = &'a Arc<StoredEvent>> + Clone) {
         tell(&self.runs, &uid, events.clone());
         tell(&self.tenants, tenant, events.filter(|event| matches!(event.kind.as_str(), "run-status" | "result")));
     }

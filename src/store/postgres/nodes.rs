@@ -160,6 +160,16 @@ pub(super) async fn run_release(store: &PostgresStore, claim: &Claim, crashed: b
     Ok(released.rows_affected() == 1)
 }
 
+pub(super) async fn run_revision(store: &PostgresStore, claim: &Claim) -> Result<Option<i64>, StoreError> {
+    let revision = sqlx::query_scalar("SELECT revision FROM runs WHERE tenant_id = $1 AND uid = $2 AND fence = $3")
+        .bind(claim.tenant.as_str())
+        .bind(claim.uid.0)
+        .bind(claim.fence.0)
+        .fetch_optional(&store.pool)
+        .await?;
+    Ok(revision)
+}
+
 pub(super) async fn run_due_in(store: &PostgresStore) -> Result<Option<i64>, StoreError> {
     let due_in =
         sqlx::query_scalar("SELECT min(due_at) - now_ms() FROM runs WHERE owner IS NULL AND due_at IS NOT NULL")

@@ -226,6 +226,10 @@ impl ExecutorStore for SqliteStore {
         nodes::run_release(self, claim, crashed).await
     }
 
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        nodes::run_revision(self, claim).await
+    }
+
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         nodes::run_due_in(self).await
     }

@@ -158,6 +158,16 @@ pub(super) async fn run_release(store: &SqliteStore, claim: &Claim, crashed: boo
     Ok(released.rows_affected() == 1)
 }
 
+pub(super) async fn run_revision(store: &SqliteStore, claim: &Claim) -> Result<Option<i64>, StoreError> {
+    let revision = sqlx::query_scalar("SELECT revision FROM runs WHERE tenant_id = ?1 AND uid = ?2 AND fence = ?3")
+        .bind(claim.tenant.as_str())
+        .bind(claim.uid.0)
+        .bind(claim.fence.0)
+        .fetch_optional(&store.reader)
+        .await?;
+    Ok(revision)
+}
+
 pub(super) async fn run_due_in(store: &SqliteStore) -> Result<Option<i64>, StoreError> {
     let due_in = sqlx::query_scalar(concat!(
         "SELECT min(due_at) - ",

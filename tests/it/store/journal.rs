@@ -62,6 +62,9 @@ impl ExecutorStore for Watched {
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
         self.store.run_release(claim, crashed).await
     }
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        self.store.run_revision(claim).await
+    }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await
     }

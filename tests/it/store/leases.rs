@@ -129,7 +129,10 @@ async fn takeover(database: Database) {
     assert!(!apply(&*store, &mine, &run.clone().next()).await, "nobody owns it");
 
     let second = node(&*store).await;
+    assert_eq!(store.run_revision(&mine).await.unwrap(), Some(run.head.revision));
     assert_eq!(store.run_claim(second, 10, 10).await.unwrap(), [run.claim(2)]);
+    assert_eq!(store.run_revision(&mine).await.unwrap(), None, "another fence");
+    assert_eq!(store.run_revision(&run.claim(2)).await.unwrap(), Some(run.head.revision));
     assert!(!apply(&*store, &mine, &run.clone().next()).await, "somebody else owns it");
     assert!(!store.run_release(&mine, false).await.unwrap());
     assert!(apply(&*store, &run.claim(2), &run.next()).await);
