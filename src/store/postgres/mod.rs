@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, PgPool, SqlStr};
@@ -35,6 +36,8 @@ pub(super) struct PostgresStore {
     pool: PgPool,
     /// The journal's own connection, planned for its one big statement.
     writer: PgPool,
+    /// The tenant that this node's last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
 }
 
 impl PostgresStore {
@@ -63,7 +66,7 @@ impl PostgresStore {
             ("enable_material", "off"),
         ]);
         let writer = pool_options(1).connect_with(options).await?;
-        Ok(Self { pool, writer })
+        Ok(Self { pool, writer, turn: Mutex::default() })
     }
 }
 

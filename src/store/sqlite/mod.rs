@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
@@ -41,6 +42,8 @@ use now_ms;
 pub(super) struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
+    /// The tenant that the last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -68,7 +71,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, _lock: lock })
+        Ok(Self { writer, reader, turn: Mutex::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.

@@ -110,28 +110,44 @@ pub(super) async fn run_claim(
     slots: u32,
     per_tenant: u32,
 ) -> Result<Vec<Claim>, StoreError> {
-    // The share of a run is how many its tenant would have running with it: the tenant with the least goes first.
+    // The share of a run is how many its tenant would have running with it: the tenant with the least goes first, and
+    // among equals the one whose turn it is.
+    let turn = store.turn.lock().clone();
+    let mut tx = store.write().await?;
     let rows = sqlx::query(concat!(
         "WITH busy AS (SELECT tenant_id, count(*) AS n FROM runs WHERE owner IS NOT NULL GROUP BY tenant_id), \
-         due AS (SELECT tenant_id, uid, priority, due_at, \
+         due AS (SELECT tenant_id, uid, \
            row_number() OVER (PARTITION BY tenant_id ORDER BY priority DESC, due_at, uid) AS nth \
            FROM runs WHERE owner IS NULL AND due_at <= ",
         now_ms!(),
-        "), \
-         picked AS (SELECT due.tenant_id, due.uid FROM due LEFT JOIN busy ON busy.tenant_id = due.tenant_id \
-           WHERE COALESCE(busy.n, 0) + due.nth <= ?3 \
-           ORDER BY COALESCE(busy.n, 0) + due.nth, due.priority DESC, due.due_at, due.uid LIMIT ?2) \
-         UPDATE runs SET owner = ?1, fence = fence + 1, due_at = NULL \
-         WHERE (tenant_id, uid) IN (SELECT tenant_id, uid FROM picked) \
-           AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?1 AND dead_at IS NULL) \
-         RETURNING tenant_id, uid, fence"
+        ") SELECT due.tenant_id, due.uid FROM due LEFT JOIN busy ON busy.tenant_id = due.tenant_id \
+           WHERE COALESCE(busy.n, 0) + due.nth <= ?2 AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?4 AND dead_at IS NULL) \
+           ORDER BY COALESCE(busy.n, 0) + due.nth, due.tenant_id <= ?3, due.tenant_id LIMIT ?1"
     ))
-    .bind(node.0)
     .bind(slots)
     .bind(per_tenant)
-    .fetch_all(&store.writer)
+    .bind(turn)
+    .bind(node.0)
+    .fetch_all(&mut *tx)
     .await?;
-    rows.iter().map(claim).collect()
+    let mut claims = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let taken = sqlx::query(
+            "UPDATE runs SET owner = ?1, fence = fence + 1, due_at = NULL WHERE tenant_id = ?2 AND uid = ?3 \
+             RETURNING tenant_id, uid, fence",
+        )
+        .bind(node.0)
+        .bind(row.try_get::<String, _>("tenant_id")?)
+        .bind(row.try_get::<uuid::Uuid, _>("uid")?)
+        .fetch_one(&mut *tx)
+        .await?;
+        claims.push(claim(&taken)?);
+    }
+    tx.commit().await?;
+    if let Some(last) = claims.last() {
+        last.tenant.as_str().clone_into(&mut store.turn.lock());
+    }
+    Ok(claims)
 }
 
 fn claim(row: &SqliteRow) -> Result<Claim, StoreError> {

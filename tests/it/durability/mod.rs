@@ -1,5 +1,8 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod nodes;
+mod rooms;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -29,8 +29,17 @@ pub(crate) struct Product {
 impl Product {
     /// Starts `countersign serve` on this database and waits until it is ready.
     pub(crate) async fn start(database: &Database) -> Self {
-        let url = database.url.clone();
-        let process = Process::start(move |port| serve(port, &url)).await;
+        Self::start_set(database, &[]).await
+    }
+
+    /// The same with more settings.
+    pub(crate) async fn start_set(database: &Database, settings: &[(&str, &str)]) -> Self {
+        let process = Process::start(|port| {
+            let mut command = serve(port, &database.url);
+            command.envs(settings.iter().copied());
+            command
+        })
+        .await;
         let product = Self { process, http: reqwest::Client::new() };
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -68,7 +77,12 @@ impl Product {
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Response {
-        let mut request = self.http.request(method, self.url(path)).bearer_auth(token("acme", "admin"));
+        self.send_as("acme", method, path, body).await
+    }
+
+    /// The same as another tenant's administrator.
+    pub(crate) async fn send_as(&self, tenant: &str, method: Method, path: &str, body: Option<&Value>) -> Response {
+        let mut request = self.http.request(method, self.url(path)).bearer_auth(token(tenant, "admin"));
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
