@@ -115,14 +115,25 @@ pub(super) async fn run_claim(
     let turn = store.turn.lock().clone();
     let mut tx = store.write().await?;
     let rows = sqlx::query(concat!(
-        "WITH busy AS (SELECT tenant_id, count(*) AS n FROM runs WHERE owner IS NOT NULL GROUP BY tenant_id), \
-         due AS (SELECT tenant_id, uid, \
-           row_number() OVER (PARTITION BY tenant_id ORDER BY priority DESC, due_at, uid) AS nth \
-           FROM runs WHERE owner IS NULL AND due_at <= ",
+        "WITH RECURSIVE tenants (tenant_id) AS ( \
+           SELECT * FROM (SELECT tenant_id FROM runs WHERE owner IS NULL AND due_at IS NOT NULL \
+             ORDER BY tenant_id, priority DESC LIMIT 1) \
+           UNION ALL \
+           SELECT (SELECT r.tenant_id FROM runs r WHERE r.owner IS NULL AND r.due_at IS NOT NULL \
+             AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id, r.priority DESC LIMIT 1) \
+           FROM tenants t WHERE t.tenant_id IS NOT NULL), \
+         busy AS MATERIALIZED (SELECT tenant_id, (SELECT count(*) FROM runs r \
+             WHERE r.tenant_id = t.tenant_id AND r.owner IS NOT NULL) AS n \
+           FROM tenants t WHERE tenant_id IS NOT NULL), \
+         due AS (SELECT r.tenant_id, r.uid, busy.n + row_number() OVER \
+             (PARTITION BY r.tenant_id ORDER BY r.priority DESC, r.due_at, r.uid) AS share \
+           FROM busy CROSS JOIN runs r ON r.tenant_id = busy.tenant_id AND r.uid IN ( \
+             SELECT d.uid FROM runs d WHERE d.tenant_id = busy.tenant_id AND d.owner IS NULL AND d.due_at <= ",
         now_ms!(),
-        ") SELECT due.tenant_id, due.uid FROM due LEFT JOIN busy ON busy.tenant_id = due.tenant_id \
-           WHERE COALESCE(busy.n, 0) + due.nth <= ?2 AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?4 AND dead_at IS NULL) \
-           ORDER BY COALESCE(busy.n, 0) + due.nth, due.tenant_id <= ?3, due.tenant_id LIMIT ?1"
+        " ORDER BY d.priority DESC, d.due_at, d.uid LIMIT ?1)) \
+         SELECT tenant_id, uid FROM due \
+           WHERE share <= ?2 AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?4 AND dead_at IS NULL) \
+           ORDER BY share, tenant_id <= ?3, tenant_id LIMIT ?1"
     ))
     .bind(slots)
     .bind(per_tenant)

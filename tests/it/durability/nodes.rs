@@ -14,7 +14,8 @@ use crate::support::product::Product;
 use crate::support::world::run_on;
 
 both_stores! {
-    b224_a_run_whose_node_dies_each_time_is_failed_after_five_and_the_next_node_lives_on => poisoned,
+    b224_a_run_whose_node_dies_each_time_is_failed_after_five_and_the_next_node_lives_on =>
+        b224_a_run_whose_node_dies_each_time_is_failed_after_five_and_the_next_node_lives_on,
 }
 
 /// Sooner than any takeover: the lease is two seconds, and looked at each second.
@@ -80,7 +81,7 @@ async fn what_a_leaving_node_has_at_a_safe_point_goes_on_elsewhere_within_a_seco
     }
 }
 
-async fn poisoned(database: Database) {
+async fn b224_a_run_whose_node_dies_each_time_is_failed_after_five_and_the_next_node_lives_on(database: Database) {
     let mut product = Product::start(&database).await;
     let mut body = run_on("r", &[], json!([]));
     body["model"]["script"] = json!([{"text": "never", "delay_ms": 60_000}]);

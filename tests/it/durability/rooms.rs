@@ -15,7 +15,8 @@ use crate::support::product::Product;
 use crate::support::world::run_on;
 
 both_stores! {
-    b209_a_call_without_room_is_pending_delays_no_other_tenant_and_is_sent_freely_after_a_crash => flood,
+    b209_a_call_without_room_is_pending_delays_no_other_tenant_and_is_sent_freely_after_a_crash =>
+        b209_a_call_without_room_is_pending_delays_no_other_tenant_and_is_sent_freely_after_a_crash,
     a_run_that_waits_for_room_is_cancelled_at_once_and_leaves_the_queue => cancelled,
 }
 
@@ -48,7 +49,9 @@ async fn gated() -> (FakeMcp, Arc<Notify>) {
     (fake, answer)
 }
 
-async fn flood(database: Database) {
+async fn b209_a_call_without_room_is_pending_delays_no_other_tenant_and_is_sent_freely_after_a_crash(
+    database: Database,
+) {
     let (fake, answer) = gated().await;
     let product = Product::start_set(&database, LIMIT).await;
     product.post("/v1/runs", &charges("r-0", 3, &fake), 201).await;
