@@ -186,6 +186,7 @@ impl<'a> Drive<'a> {
                 Leg::CheckingCatalog | Leg::Working => {
                     self.envelope.leg = Leg::Cancelling;
                     self.stop_calls.cancel();
+                    self.room.leave_queue();
                 }
                 Leg::Cancelling => {}
             }

@@ -198,7 +198,10 @@ impl Shared {
         }
         let per_tenant = u32::try_from(self.settings.tenant_max_running).unwrap_or(u32::MAX);
         let node = *self.node.read();
-        let claims = match self.parts.store.run_claim(node, free, per_tenant).await {
+        let began = Instant::now();
+        let claimed = self.parts.store.run_claim(node, free, per_tenant).await;
+        metrics::histogram!("countersign_claim_seconds").record(began.elapsed().as_secs_f64());
+        let claims = match claimed {
             Ok(claims) => claims,
             Err(fault) => {
                 tracing::warn!(%fault, "due runs could not be claimed");

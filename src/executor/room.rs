@@ -10,6 +10,7 @@ use dashmap::DashMap;
 use futures::FutureExt;
 use futures::future::{BoxFuture, pending};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::drive::Drive;
 use super::stopped::Stopped;
@@ -47,7 +48,7 @@ impl Rooms {
 pub(super) struct Room {
     places: Arc<Semaphore>,
     /// The run's turn in the queue.
-    queued: Option<BoxFuture<'static, Place>>,
+    queued: Option<(Instant, BoxFuture<'static, Place>)>,
     /// The place that the queue gave and no call has yet.
     came: Option<Place>,
 }
@@ -72,8 +73,9 @@ impl Room {
     pub(super) async fn came(&mut self) {
         if self.came.is_none() {
             let places = Arc::clone(&self.places);
-            let queued = self.queued.get_or_insert_with(|| queue(places).boxed());
+            let (since, queued) = self.queued.get_or_insert_with(|| (Instant::now(), queue(places).boxed()));
             self.came = Some(queued.await);
+            metrics::histogram!("countersign_room_wait_seconds").record(since.elapsed().as_secs_f64());
             self.queued = None;
         }
     }
