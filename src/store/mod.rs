@@ -9,14 +9,19 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
+mod blobs;
 mod codec;
 mod fault;
 pub mod hub;
 pub mod journal;
+mod page;
 mod postgres;
+pub mod retention;
 mod rows;
 mod sqlite;
 
+pub use page::{PAGE_BYTES, Page};
+pub use retention::RetentionStore;
 pub use rows::CommitRows;
 
 use crate::run::binding::CatalogRecord;
@@ -188,7 +193,8 @@ pub struct StoredEvent {
     pub body: String,
 }
 
-/// What requests need of the store. The tenant comes first everywhere.
+/// What requests need of the store. The tenant comes first everywhere. What is read is whole: big values stand in their
+/// places.
 #[async_trait]
 pub trait RunStore: Send + Sync {
     /// Stores a new run with its key, in one transaction.
@@ -202,14 +208,14 @@ pub trait RunStore: Send + Sync {
     ) -> Result<Option<KeptAnswer>, StoreError>;
     /// One run as readers see it.
     async fn run_fetch(&self, tenant: &TenantId, id: &RunId) -> Result<Option<RunView>, StoreError>;
-    /// Runs, newest first, at most `limit`.
+    /// Runs, newest first. Every list ends at `limit` rows or about `PAGE_BYTES`, and says whether it goes on.
     async fn run_list(
         &self,
         tenant: &TenantId,
         filter: &RunFilter,
         after: Option<RunCursor>,
         limit: u32,
-    ) -> Result<Vec<RunView>, StoreError>;
+    ) -> Result<Page<RunView>, StoreError>;
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
     /// A decision on a run that nobody owns: applied only while fence and revision are the ones seen and there is no
@@ -231,7 +237,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         from: u32,
         limit: u32,
-    ) -> Result<Vec<Message>, StoreError>;
+    ) -> Result<Page<Message>, StoreError>;
     /// Calls that have a receipt, in order of (turn, position), strictly after `after`.
     async fn receipt_list(
         &self,
@@ -239,7 +245,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         after: Option<(u32, u32)>,
         limit: u32,
-    ) -> Result<Vec<Call>, StoreError>;
+    ) -> Result<Page<Call>, StoreError>;
     /// Events with a number greater than `after`, in order.
     async fn event_list(
         &self,
@@ -247,7 +253,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<StoredEvent>, StoreError>;
+    ) -> Result<Page<StoredEvent>, StoreError>;
     /// The sealed secrets of a run.
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
     /// One stored secret for each master key that sealed any: what a start-up check must be able to open.
@@ -332,10 +338,10 @@ pub trait ExecutorStore: Send + Sync {
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
 const FORGET_NODE_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// One database that does both.
-pub trait Store: RunStore + ExecutorStore {}
+/// One database that does all of it.
+pub trait Store: RunStore + ExecutorStore + RetentionStore {}
 
-impl<T: RunStore + ExecutorStore> Store for T {}
+impl<T: RunStore + ExecutorStore + RetentionStore> Store for T {}
 
 /// Opens a store: `postgres://…`, or `sqlite:PATH`. With `migrate` the schema is brought up to this version first.
 ///

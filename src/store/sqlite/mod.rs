@@ -3,6 +3,7 @@
 mod commits;
 mod nodes;
 mod reads;
+mod retention;
 mod runs;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -15,7 +16,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use super::{
-    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, RunCursor,
+    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, Page, RunCursor,
     RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
 };
 use crate::run::call::Call;
@@ -78,9 +79,10 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 2] = [
+    const FILES: [(i64, &str, &str); 3] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
+        (2_026_113_004, "retention", include_str!("../../../migrations/sqlite/2026113004_retention.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -130,7 +132,7 @@ impl RunStore for SqliteStore {
         filter: &RunFilter,
         after: Option<RunCursor>,
         limit: u32,
-    ) -> Result<Vec<RunView>, StoreError> {
+    ) -> Result<Page<RunView>, StoreError> {
         reads::run_list(self, tenant, filter, after, limit).await
     }
 
@@ -158,7 +160,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         from: u32,
         limit: u32,
-    ) -> Result<Vec<Message>, StoreError> {
+    ) -> Result<Page<Message>, StoreError> {
         reads::message_list(self, tenant, uid, from, limit).await
     }
 
@@ -168,7 +170,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         after: Option<(u32, u32)>,
         limit: u32,
-    ) -> Result<Vec<Call>, StoreError> {
+    ) -> Result<Page<Call>, StoreError> {
         reads::receipt_list(self, tenant, uid, after, limit).await
     }
 
@@ -178,7 +180,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<StoredEvent>, StoreError> {
+    ) -> Result<Page<StoredEvent>, StoreError> {
         reads::event_list(self, tenant, uid, after, limit).await
     }
 

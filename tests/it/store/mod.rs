@@ -1,6 +1,7 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
+mod blobs;
 mod draft;
 mod fencing;
 mod hub;
@@ -9,4 +10,5 @@ mod journal;
 mod leases;
 mod pages;
 mod payloads;
+mod retention;
 mod schema;
