@@ -109,9 +109,9 @@ impl RetentionStore for PostgresStore {
 
     async fn keys_drop(&self) -> Result<bool, StoreError> {
         let dropped = sqlx::query(
-            "DELETE FROM idempotency_keys WHERE (tenant_id, actor, route, key) IN \
-             (SELECT tenant_id, actor, route, key FROM idempotency_keys WHERE expires_at < now_ms() \
-              ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)",
+            "DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY( \
+               SELECT ctid FROM idempotency_keys WHERE expires_at < now_ms() \
+               ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED))",
         )
         .bind(STEP_ROWS)
         .execute(&self.pool)
@@ -151,15 +151,17 @@ async fn events_drop(tx: &mut Tx, run: Run<'_>, older_ms: i64) -> Result<Step, S
     }
     let events = some(
         tx,
-        "DELETE FROM events WHERE tenant_id = $1 AND run_uid = $2 AND kind <> 'result' AND seq IN \
-         (SELECT seq FROM events WHERE tenant_id = $1 AND run_uid = $2 AND kind <> 'result' ORDER BY seq LIMIT $3)",
+        "DELETE FROM events WHERE tenant_id = $1 AND run_uid = $2 AND kind <> 'result' AND seq <= \
+         (SELECT max(seq) FROM (SELECT seq FROM events WHERE tenant_id = $1 AND run_uid = $2 AND kind <> 'result' \
+          ORDER BY seq LIMIT $3) AS few)",
         run,
     )
     .await?;
     let messages = some(
         tx,
-        "DELETE FROM messages WHERE tenant_id = $1 AND run_uid = $2 AND pos IN \
-         (SELECT pos FROM messages WHERE tenant_id = $1 AND run_uid = $2 ORDER BY pos LIMIT $3)",
+        "DELETE FROM messages WHERE tenant_id = $1 AND run_uid = $2 AND pos <= \
+         (SELECT max(pos) FROM (SELECT pos FROM messages WHERE tenant_id = $1 AND run_uid = $2 \
+          ORDER BY pos LIMIT $3) AS few)",
         run,
     )
     .await?;
@@ -177,18 +179,19 @@ async fn run_drop(tx: &mut Tx, run: Run<'_>, older_ms: i64) -> Result<Step, Stor
     }
     let rejected = some(
         tx,
-        "DELETE FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND stage = 'rejected' AND (turn, pos) IN \
-         (SELECT turn, pos FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND stage = 'rejected' \
-          ORDER BY turn, pos LIMIT $3)",
+        "DELETE FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND stage = 'rejected' AND (turn, pos) <= \
+         (SELECT turn, pos FROM (SELECT turn, pos FROM calls WHERE tenant_id = $1 AND run_uid = $2 \
+          AND stage = 'rejected' ORDER BY turn, pos LIMIT $3) AS few ORDER BY turn DESC, pos DESC LIMIT 1)",
         run,
     )
     .await?;
     let named = some(
         tx,
         "UPDATE calls c SET run_id = r.id, run_finished_at = r.finished_at FROM runs r \
-         WHERE r.tenant_id = $1 AND r.uid = $2 AND c.tenant_id = $1 AND c.run_uid = $2 AND (c.turn, c.pos) IN \
-         (SELECT turn, pos FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND run_finished_at IS NULL \
-          ORDER BY turn, pos LIMIT $3)",
+         WHERE r.tenant_id = $1 AND r.uid = $2 AND c.tenant_id = $1 AND c.run_uid = $2 AND c.run_finished_at IS NULL \
+         AND (c.turn, c.pos) <= (SELECT turn, pos FROM (SELECT turn, pos FROM calls \
+          WHERE tenant_id = $1 AND run_uid = $2 AND run_finished_at IS NULL ORDER BY turn, pos LIMIT $3) AS few \
+          ORDER BY turn DESC, pos DESC LIMIT 1)",
         run,
     )
     .await?;
@@ -205,9 +208,10 @@ async fn run_drop(tx: &mut Tx, run: Run<'_>, older_ms: i64) -> Result<Step, Stor
 
 async fn receipts_drop(tx: &mut Tx, run: Run<'_>, older_ms: i64) -> Result<Step, StoreError> {
     let dropped = sqlx::query(
-        "DELETE FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND (turn, pos) IN \
-         (SELECT turn, pos FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND run_finished_at < now_ms() - $4 \
-          ORDER BY turn, pos LIMIT $3) \
+        "DELETE FROM calls WHERE tenant_id = $1 AND run_uid = $2 AND run_finished_at < now_ms() - $4 \
+         AND (turn, pos) <= (SELECT turn, pos FROM (SELECT turn, pos FROM calls \
+          WHERE tenant_id = $1 AND run_uid = $2 ORDER BY turn, pos LIMIT $3) AS few \
+          ORDER BY turn DESC, pos DESC LIMIT 1) \
          AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant_id = $1 AND uid = $2)",
     )
     .bind(run.0.as_str())

@@ -103,8 +103,8 @@ async fn once(database: Database) {
     let kept = database.count("SELECT sum(length(body)) FROM blobs").await;
     assert_eq!(kept, (1 << 20) + 2);
     for (table, column) in [("events", "body"), ("messages", "body"), ("calls", "output")] {
-        let text = if database.is_postgres() { format!("{column}::text") } else { column.to_owned() };
-        let longest = database.count(&format!("SELECT max(length({text})) FROM {table}")).await;
+        let text = format!("length(CAST({column} AS text))");
+        let longest = database.count(&format!("SELECT CAST(max({text}) AS bigint) FROM {table}")).await;
         assert!(longest < 1_000, "{table}: {longest}");
     }
     check_whole(&*store, &run, std::slice::from_ref(&commit)).await;
@@ -143,7 +143,9 @@ async fn at_the_limit(database: Database) {
     let claim = run.admit_owned(&*store, node).await;
     // With its two quotes.
     for (bytes, blobs) in [(64 * 1024 - 2, 0), (64 * 1024 - 1, 1)] {
-        let commit = settled(&mut run, &Value::String(noise(bytes)));
+        let mut commit = settled(&mut run, &Value::String(noise(bytes)));
+        // What stands around it in a message would be over the limit either way.
+        commit.messages[0].content.clear();
         assert!(apply(&*store, &claim, &commit).await);
         assert_eq!(database.count("SELECT count(*) FROM blobs").await, blobs);
         let loaded = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap().envelope;
