@@ -24,6 +24,7 @@ use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
+use super::shape::{self, Excess};
 use super::wire::{
     EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, describe,
     error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
@@ -205,7 +206,7 @@ impl TrackedClient {
                 let max = self.shared.max_bytes;
                 move || {
                     if let Some(attempt) = &overflow {
-                        attempt.settle(Stage::TooLarge(max));
+                        attempt.settle(Stage::TooLarge(Excess::Bytes(max)));
                     }
                 }
             });
@@ -217,11 +218,14 @@ impl TrackedClient {
         let bytes = match body::read(response, self.shared.max_bytes).await {
             Ok(bytes) => bytes,
             Err(BodyFault::TooLarge) => {
-                post.settle(Stage::TooLarge(self.shared.max_bytes));
+                post.settle(Stage::TooLarge(Excess::Bytes(self.shared.max_bytes)));
                 return Err(StreamableHttpError::ResponseBodyTooLarge { max_size: self.shared.max_bytes });
             }
             Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
         };
+        if let Some(excess) = shape::excess(&bytes) {
+            return post.take_excess(excess, shape::answered_id(&bytes).as_ref());
+        }
         let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
             return post.unreadable("the answer is not JSON");
         };
@@ -299,19 +303,31 @@ impl TrackedClient {
 }
 
 impl Shared {
-    /// Looks at one event on its way to the library: an answer is written down as the server wrote it.
-    fn observe(&self, event: &Sse) {
+    /// Looks at one event on its way to the library: an answer is written down as the server wrote it. `false`: the
+    /// library must not read it.
+    fn observe(&self, event: &Sse) -> bool {
+        let Some(data) = event.data.as_deref() else { return true };
+        if let Some(excess) = shape::excess(data.as_bytes()) {
+            if let Some(id) = shape::answered_id(data.as_bytes()) {
+                self.settle(&id, Stage::TooLarge(excess));
+            }
+            return false;
+        }
         if !matches!(event.event.as_deref(), None | Some("" | "message")) {
-            return;
+            return true;
         }
-        let Some(message) = event.data.as_deref().and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
-            return;
-        };
-        if message.get("result").is_none() && message.get("error").is_none() {
-            return;
+        let Ok(message) = serde_json::from_str::<Value>(data) else { return true };
+        if (message.get("result").is_some() || message.get("error").is_some())
+            && let Some(id) = message.get("id").cloned()
+        {
+            self.settle(&id, Stage::Answered(message));
         }
-        if let Some(attempt) = message.get("id").and_then(|id| self.calls.get(&id_text(id))) {
-            attempt.settle(Stage::Answered(message));
+        true
+    }
+
+    fn settle(&self, id: &Value, stage: Stage) {
+        if let Some(attempt) = self.calls.get(&id_text(id)) {
+            attempt.settle(stage);
         }
     }
 

@@ -10,6 +10,7 @@ use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHtt
 use serde_json::Value;
 
 use super::attempt::{Attempt, Stage};
+use super::shape::Excess;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -83,6 +84,15 @@ impl Post {
         let message = serde_json::from_value::<ServerJsonRpcMessage>(value)
             .map_err(|_malformed| fault("the answer is no JSON-RPC response"))?;
         Ok(StreamableHttpPostResponse::Json(message, session))
+    }
+
+    /// A JSON body that is over a limit; `theirs` is the id of the answer that it is.
+    pub(super) fn take_excess(&self, excess: Excess, theirs: Option<&Value>) -> Posted {
+        if theirs.map(id_text) != Some(id_text(&self.id.clone().unwrap_or_default())) {
+            return self.unreadable("the answer is no JSON-RPC response to the request");
+        }
+        self.settle(Stage::TooLarge(excess));
+        Err(fault(format!("the answer {excess}")))
     }
 
     /// The server refused `server/discover`: its own error when there is one, else one that means "old era".

@@ -40,6 +40,17 @@ pub enum Leftover {
     Receipts,
 }
 
+impl Leftover {
+    /// As figures name it.
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Events => "events",
+            Self::Run => "run",
+            Self::Receipts => "receipts",
+        }
+    }
+}
+
 /// A run that has something old. Also the place where a list of them goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OldRun {
@@ -170,7 +181,10 @@ impl Retention {
             let Some(last) = runs.last().cloned() else { return Ok(dropped) };
             for run in &runs {
                 match self.drop_one(what, run, older_ms).await? {
-                    Step::Done => dropped += 1,
+                    Step::Done => {
+                        dropped += 1;
+                        metrics::counter!("countersign_retention_dropped_total", "what" => what.code()).increment(1);
+                    }
                     Step::Kept | Step::More => {}
                     Step::Busy => return Ok(dropped),
                 }

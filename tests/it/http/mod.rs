@@ -7,4 +7,5 @@ mod keys;
 mod limits;
 mod probes;
 mod records;
+mod retention;
 mod streams;
