@@ -24,9 +24,9 @@ use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
-use super::shape::{self, Excess};
+use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, describe,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
     error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
 };
 use crate::net::Egress;
@@ -223,13 +223,7 @@ impl TrackedClient {
             }
             Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
         };
-        if let Some(excess) = shape::excess(&bytes) {
-            return post.take_excess(excess, shape::answered_id(&bytes).as_ref());
-        }
-        let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
-            return post.unreadable("the answer is not JSON");
-        };
-        post.take_answer(value, session)
+        post.take_body(&bytes, session)
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
@@ -303,32 +297,16 @@ impl TrackedClient {
 }
 
 impl Shared {
-    /// Looks at one event on its way to the library: an answer is written down as the server wrote it. `false`: the
-    /// library must not read it.
+    /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
+    /// not read it.
     fn observe(&self, event: &Sse) -> bool {
-        let Some(data) = event.data.as_deref() else { return true };
-        if let Some(excess) = shape::excess(data.as_bytes()) {
-            if let Some(id) = shape::answered_id(data.as_bytes()) {
-                self.settle(&id, Stage::TooLarge(excess));
-            }
-            return false;
-        }
-        if !matches!(event.event.as_deref(), None | Some("" | "message")) {
-            return true;
-        }
-        let Ok(message) = serde_json::from_str::<Value>(data) else { return true };
-        if (message.get("result").is_some() || message.get("error").is_some())
-            && let Some(id) = message.get("id").cloned()
+        let (answer, is_readable) = answer_in(event);
+        if let Some((id, stage)) = answer
+            && let Some(attempt) = self.calls.get(&id_text(&id))
         {
-            self.settle(&id, Stage::Answered(message));
-        }
-        true
-    }
-
-    fn settle(&self, id: &Value, stage: Stage) {
-        if let Some(attempt) = self.calls.get(&id_text(id)) {
             attempt.settle(stage);
         }
+        is_readable
     }
 
     fn may_resume(&self, event: &str) -> bool {
