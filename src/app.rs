@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
-use crate::config::{Config, Wake};
+use crate::config::{Config, KeepDays, Wake};
 use crate::dispatch::Dispatch;
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
@@ -28,6 +28,7 @@ use crate::secrets::KeyRing;
 use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
+use crate::store::retention::{Keep, Retention};
 use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
@@ -122,6 +123,8 @@ impl App {
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
         let app = Self { commands, store, hub, follower, executor, stopping, egress, pool, tracker, ended, drain };
         app.start_tasks(writer, config.wake).await?;
+        let retention = Retention::new(Arc::clone(&app.store) as Arc<_>, keep(config.keep));
+        app.tracker.spawn(retention.run(app.ended.clone()));
         Ok(app)
     }
 
@@ -290,6 +293,11 @@ fn executor_settings(config: &Config) -> ExecutorSettings {
         tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
         catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
     }
+}
+
+fn keep(days: KeepDays) -> Keep {
+    let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
+    Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
 }
 
 /// The executor as commands see it.

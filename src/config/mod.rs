@@ -3,6 +3,7 @@
 //! All faults are reported at once, each by the name of its setting; no value of a secret is ever printed.
 
 mod dev;
+mod keep;
 mod reader;
 mod report;
 #[cfg(test)]
@@ -19,6 +20,8 @@ use url::Url;
 use crate::auth::{AuthSettings, JwksSource};
 use crate::net::EgressAllow;
 use crate::secrets::KeyRing;
+pub use keep::KeepDays;
+use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
 
 /// Smallest shared secret, in bytes: the strength of HS256.
@@ -81,7 +84,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 23] = [
+pub const SETTINGS: [Setting; 26] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -100,6 +103,9 @@ pub const SETTINGS: [Setting; 23] = [
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,
+    KEEP_EVENTS_D,
+    KEEP_RUNS_D,
+    KEEP_RECEIPTS_D,
     LOG,
     CORS_ORIGINS,
     MAX_BODY_BYTES,
@@ -136,6 +142,8 @@ pub struct Config {
     pub wake: Wake,
     /// Seconds that runs may go on after SIGTERM.
     pub drain_s: u32,
+    /// How long things are kept after their run has ended.
+    pub keep: KeepDays,
     /// Form of the log.
     pub log: LogFormat,
     /// Which log lines are written; `None`: the default of `telemetry`.
@@ -232,6 +240,7 @@ impl Config {
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
+        let keep = keep_days(reader);
         let log = reader.one_of(&LOG, &[("json", LogFormat::Json), ("text", LogFormat::Text)]);
         let max_body_bytes = reader.number(&MAX_BODY_BYTES, 1024, 1024 * 1024 * 1024);
         let cors_origins = cors_origins(reader);
@@ -257,6 +266,7 @@ impl Config {
             catalog_max_age_ms: catalog_max_age_ms?,
             wake: wake?,
             drain_s: drain_s?,
+            keep: keep?,
             log: log?,
             log_filter,
             cors_origins,

@@ -34,6 +34,7 @@ fn a_server_with_the_least_settings_gets_the_defaults_of_the_contract() {
     assert_eq!((config.wake, config.log, config.max_body_bytes), (Wake::Notify, LogFormat::Json, 4 * 1024 * 1024));
     assert_eq!(config.auth.tenant_claim, "tenant");
     assert!(!config.allow_scripted_models);
+    assert_eq!(config.keep, KeepDays { events: 30, runs: 90, receipts: 400 });
 }
 
 #[test]
@@ -68,6 +69,10 @@ fn every_wrong_value_is_refused_by_the_name_of_its_setting() {
         ("COUNTERSIGN_TENANT_MAX_CALLS", "0"),
         ("COUNTERSIGN_WAKE", "nats://queue:4222"),
         ("COUNTERSIGN_DRAIN_S", "1.5"),
+        ("COUNTERSIGN_KEEP_EVENTS_D", "0"),
+        ("COUNTERSIGN_KEEP_RUNS_D", "29"),
+        ("COUNTERSIGN_KEEP_RECEIPTS_D", "89"),
+        ("COUNTERSIGN_KEEP_RECEIPTS_D", "36501"),
         ("COUNTERSIGN_LOG", "xml"),
         ("COUNTERSIGN_CORS_ORIGINS", "https://a.example,*"),
         ("COUNTERSIGN_CORS_ORIGINS", "https://a.example/"),

@@ -42,12 +42,12 @@ pub(super) async fn prefix(response: reqwest::Response, max: usize) -> Vec<u8> {
     start
 }
 
-/// The events of a stream. `observe` sees each before it is handed on. A single event above `max` bytes ends the
-/// stream after `overflow` was told.
+/// The events of a stream. `observe` sees each before it is handed on, and ends the stream where it says `false`. A
+/// single event above `max` bytes ends the stream after `overflow` was told.
 pub(super) fn events(
     response: reqwest::Response,
     max: usize,
-    observe: impl Fn(&Sse) + Send + 'static,
+    observe: impl Fn(&Sse) -> bool + Send + 'static,
     overflow: impl Fn() + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     let mut gauge = EventGauge::default();
@@ -61,10 +61,9 @@ pub(super) fn events(
     });
     let events = SseStream::from_bytes_stream(chunks);
     events
-        .inspect(move |event| {
-            if let Ok(event) = event {
-                observe(event);
-            }
+        .map(move |event| {
+            let event = event?;
+            if observe(&event) { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
         })
         .boxed()
 }
@@ -73,7 +72,7 @@ pub(super) fn events(
 enum StreamFault {
     #[error("the connection broke")]
     Broken,
-    #[error("an event is larger than the limit")]
+    #[error("an event is over a limit")]
     TooLarge,
 }
 

@@ -7,6 +7,7 @@ mod connection;
 pub mod demo;
 mod outcome;
 mod pool;
+mod shape;
 mod transport;
 mod wire;
 

@@ -24,8 +24,9 @@ use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
+use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, describe,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
     error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
 };
 use crate::net::Egress;
@@ -205,7 +206,7 @@ impl TrackedClient {
                 let max = self.shared.max_bytes;
                 move || {
                     if let Some(attempt) = &overflow {
-                        attempt.settle(Stage::TooLarge(max));
+                        attempt.settle(Stage::TooLarge(Excess::Bytes(max)));
                     }
                 }
             });
@@ -217,15 +218,12 @@ impl TrackedClient {
         let bytes = match body::read(response, self.shared.max_bytes).await {
             Ok(bytes) => bytes,
             Err(BodyFault::TooLarge) => {
-                post.settle(Stage::TooLarge(self.shared.max_bytes));
+                post.settle(Stage::TooLarge(Excess::Bytes(self.shared.max_bytes)));
                 return Err(StreamableHttpError::ResponseBodyTooLarge { max_size: self.shared.max_bytes });
             }
             Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
         };
-        let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
-            return post.unreadable("the answer is not JSON");
-        };
-        post.take_answer(value, session)
+        post.take_body(&bytes, session)
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
@@ -299,20 +297,16 @@ impl TrackedClient {
 }
 
 impl Shared {
-    /// Looks at one event on its way to the library: an answer is written down as the server wrote it.
-    fn observe(&self, event: &Sse) {
-        if !matches!(event.event.as_deref(), None | Some("" | "message")) {
-            return;
+    /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
+    /// not read it.
+    fn observe(&self, event: &Sse) -> bool {
+        let (answer, is_readable) = answer_in(event);
+        if let Some((id, stage)) = answer
+            && let Some(attempt) = self.calls.get(&id_text(&id))
+        {
+            attempt.settle(stage);
         }
-        let Some(message) = event.data.as_deref().and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
-            return;
-        };
-        if message.get("result").is_none() && message.get("error").is_none() {
-            return;
-        }
-        if let Some(attempt) = message.get("id").and_then(|id| self.calls.get(&id_text(id))) {
-            attempt.settle(Stage::Answered(message));
-        }
+        is_readable
     }
 
     fn may_resume(&self, event: &str) -> bool {

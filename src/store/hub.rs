@@ -14,7 +14,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::feed::{FeedEvent, Told, in_order, is_fed};
 use super::rows::EventRow;
-use super::{StoreError, StoredEvent, codec};
+use super::{StoreError, StoredEvent};
 use crate::run::event::Event;
 use crate::run::ids::{RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -104,10 +104,7 @@ impl Drop for Announced<'_> {
 }
 
 fn rows(events: &[Event]) -> Result<Vec<EventRow>, StoreError> {
-    let row = |event: &Event| {
-        codec::stored_event(event).map(|stored| EventRow { at: event.at.as_millis(), event: Arc::new(stored) })
-    };
-    events.iter().map(row).collect()
+    events.iter().map(EventRow::told).collect()
 }
 
 /// What a reader hears.

@@ -4,13 +4,15 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, Sqlite, Transaction};
 
 use super::commits::rows_insert;
+use super::reads::blob_list;
 use super::{SqliteStore, now_ms};
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
-use crate::store::codec::{self, HeadColumns};
+use crate::store::blobs::{Kept, Wanted};
+use crate::store::codec::{self, CallText, HeadColumns};
 use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, SealedSecret, StoreError};
 
@@ -185,14 +187,14 @@ pub(super) async fn run_load(
     .fetch_optional(&mut *tx)
     .await?;
     let Some(head) = head else { return Ok(None) };
-    let messages: Vec<String> =
-        sqlx::query_scalar("SELECT body FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 ORDER BY pos")
+    let messages: Vec<(String, Option<String>)> =
+        sqlx::query_as("SELECT body, blobs FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 ORDER BY pos")
             .bind(tenant.as_str())
             .bind(uid.0)
             .fetch_all(&mut *tx)
             .await?;
-    let calls: Vec<(String, String, Option<String>)> = sqlx::query_as(
-        "SELECT body, input, output FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 \
+    let calls: Vec<(String, String, Option<String>, Option<String>)> = sqlx::query_as(
+        "SELECT body, input, output, blobs FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 \
            AND (undecided_since IS NOT NULL \
              OR turn = (SELECT max(turn) FROM calls WHERE tenant_id = ?1 AND run_uid = ?2)) \
          ORDER BY turn, pos",
@@ -201,14 +203,24 @@ pub(super) async fn run_load(
     .bind(uid.0)
     .fetch_all(&mut *tx)
     .await?;
+    let (mut wanted, mut message_texts, mut call_texts) = (Wanted::default(), Vec::new(), Vec::new());
+    for (body, blobs) in messages {
+        let text = Kept::alone(body, blobs.as_deref())?;
+        wanted.add(uid, &text);
+        message_texts.push(text);
+    }
+    for (body, input, output, blobs) in calls {
+        let text = CallText::read(body, input, output, blobs.as_deref())?;
+        text.want(uid, &mut wanted);
+        call_texts.push(text);
+    }
+    let bodies = blob_list(&mut *tx, tenant, &wanted).await?;
     tx.commit().await?;
     let mut loaded = loaded(tenant, uid, &head)?;
     let envelope = &mut loaded.envelope;
-    envelope.messages = messages.iter().map(|body| codec::decode("message", body)).collect::<Result<_, _>>()?;
-    envelope.calls = codec::last_calls(
-        envelope.head.state.turns,
-        calls.iter().map(|(body, input, output)| (body.as_str(), input.as_str(), output.as_deref())),
-    )?;
+    let messages = message_texts.into_iter().map(|message| codec::message(uid, message, &bodies));
+    envelope.messages = messages.collect::<Result<_, _>>()?;
+    envelope.calls = codec::last_calls(envelope.head.state.turns, uid, call_texts, &bodies)?;
     Ok(Some(loaded))
 }
 

@@ -3,6 +3,7 @@
 mod cancel;
 mod catalog;
 mod demo;
+mod limits;
 mod outcomes;
 mod pool;
 mod real;
