@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
@@ -102,7 +103,9 @@ impl Commands {
                 admission.commit.clone(),
                 Claim { tenant: admission.tenant.clone(), uid: admission.uid, fence: Fence(1) },
             );
+            failpoint::pass("run.admit.before");
             let admitted = store.run_admit(admission).await?;
+            failpoint::pass("run.admit.after");
             if admitted == Admitted::Created {
                 tell(&hub, &claim.tenant, claim.uid, &commit);
                 match seat {

@@ -3,11 +3,13 @@
 use super::faults::{Faults, LATER};
 use super::request::{ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, tell};
+use crate::failpoint;
 use crate::run::apply;
 use crate::run::binding::merge;
+use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{CallRef, Fact, Resume};
-use crate::run::ids::{CallId, RunId, RunUid};
+use crate::run::ids::{CallId, Fence, RunId, RunUid};
 use crate::run::refusal::Refusal;
 use crate::run::spec::McpEntry;
 use crate::run::status::Status;
@@ -60,7 +62,7 @@ impl Commands {
                 Err(Refusal::RunTerminal) => return Ok(Resumed::Terminal),
                 Err(refusal) => return Err(refusal.into()),
             };
-            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
+            if self.decide(asker, envelope.uid, fence, &commit).await? {
                 tell(&self.hub, &asker.tenant, envelope.uid, &commit);
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
@@ -75,6 +77,20 @@ impl Commands {
     /// The run without its conversation, or `NotFound`: what a command that decides nothing must not read more than.
     pub(super) async fn view(&self, asker: &Asker, id: &RunId) -> Result<RunView, CommandError> {
         self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)
+    }
+
+    /// Stores a decision on a run that nobody owns; `false`: somebody was faster.
+    pub(super) async fn decide(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        seen: Fence,
+        commit: &Commit,
+    ) -> Result<bool, CommandError> {
+        failpoint::pass("run.decide.before");
+        let decided = self.store.run_decide(&asker.tenant, uid, seen, commit).await?;
+        failpoint::pass("run.decide.after");
+        Ok(decided)
     }
 
     /// The run whole, or `NotFound`.

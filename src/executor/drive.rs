@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::stopped::Stopped;
 use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate, MayLeave};
+use crate::failpoint;
 use crate::run::binding::{Binding, merge};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
@@ -73,7 +74,10 @@ pub(super) async fn drive(
 pub(super) async fn release(shared: &Shared, claim: &Claim, crashed: bool) {
     let mut wait = COMMIT_WAIT;
     loop {
-        match shared.parts.store.run_release(claim, crashed).await {
+        failpoint::pass("run.release.before");
+        let released = shared.parts.store.run_release(claim, crashed).await;
+        failpoint::pass("run.release.after");
+        match released {
             Ok(_) => {
                 shared.due.notify_one();
                 return;
@@ -290,6 +294,7 @@ impl<'a> Drive<'a> {
         self.calls.push(
             async move {
                 let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
+                failpoint::pass("mcp.call.answered");
                 (key, outcome)
             }
             .boxed(),

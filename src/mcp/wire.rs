@@ -10,6 +10,7 @@ use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHtt
 use serde_json::Value;
 
 use super::attempt::{Attempt, Stage};
+use crate::failpoint;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -55,6 +56,13 @@ impl Post {
     pub(super) fn settle(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
+        }
+    }
+
+    /// Passes a point on the way of a call; other messages have none.
+    pub(super) fn pass(&self, point: &'static str) {
+        if self.attempt.is_some() {
+            failpoint::pass(point);
         }
     }
 

@@ -5,6 +5,7 @@ use sqlx::{Postgres, Row, Transaction};
 
 use super::PostgresStore;
 use super::commits::{Rows, insert_rows};
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -29,6 +30,7 @@ pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> R
     if !run_insert(&mut tx, admission, &rows).await? {
         return Ok(Admitted::RunExists);
     }
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
     Ok(Admitted::Created)
 }

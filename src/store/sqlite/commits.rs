@@ -4,6 +4,7 @@ use sqlx::sqlite::SqliteQueryResult;
 use sqlx::{Sqlite, Transaction};
 
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::codec::CallRow;
@@ -41,6 +42,7 @@ pub(super) async fn commit_apply(store: &SqliteStore, commits: &[OwnedCommit]) -
         }
         applied.push(took);
     }
+    failpoint::pass("store.commit.uncommitted");
     tx.commit().await?;
     Ok(applied)
 }
@@ -58,6 +60,7 @@ pub(super) async fn run_decide(
     let took = head_update(&mut tx, HEAD, (tenant, uid), seen, &rows).await?.rows_affected() == 1;
     if took {
         rows_insert(&mut tx, (tenant, uid), &rows).await?;
+        failpoint::pass("store.decide.uncommitted");
         tx.commit().await?;
     }
     Ok(took)

@@ -5,6 +5,7 @@ use sqlx::{Row, Sqlite, Transaction};
 
 use super::commits::rows_insert;
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
@@ -37,6 +38,7 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
             secret_insert(&mut tx, run, secret).await?;
         }
     }
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
     Ok(Admitted::Created)
 }
