@@ -1,5 +1,9 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod failpoints;
+mod judge;
+mod site;
+
 use std::sync::Arc;
 use std::time::Duration;
 

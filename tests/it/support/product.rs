@@ -20,6 +20,17 @@ const AUDIENCE: &str = "countersign-tests";
 /// 32 bytes in base64.
 const MASTER_KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
+/// Settings beside, or instead of, the usual ones.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options(Vec<(&'static str, String)>);
+
+impl Options {
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.0.push((name, value.into()));
+        self
+    }
+}
+
 /// A running server.
 pub(crate) struct Product {
     process: Process,
@@ -29,18 +40,44 @@ pub(crate) struct Product {
 impl Product {
     /// Starts `countersign serve` on this database and waits until it is ready.
     pub(crate) async fn start(database: &Database) -> Self {
-        let url = database.url.clone();
-        let process = Process::start(move |port| serve(port, &url)).await;
-        let product = Self { process, http: reqwest::Client::new() };
+        Self::start_with(&database.url, &Options::default()).await
+    }
+
+    /// The same on the database at this address, with other settings.
+    pub(crate) async fn start_with(url: &str, options: &Options) -> Self {
+        let process = Process::start(|port| serve(port, url, options)).await;
+        let mut product = Self { process, http: reqwest::Client::new() };
+        if let Err(fault) = product.ready().await {
+            panic!("{fault}");
+        }
+        product
+    }
+
+    /// The same for one that may die before it is ready; then what it said.
+    pub(crate) async fn try_start(url: &str, options: &Options) -> Result<Self, String> {
+        let process = Process::try_start(|port| serve(port, url, options)).await?;
+        let mut product = Self { process, http: reqwest::Client::new() };
+        product.ready().await?;
+        Ok(product)
+    }
+
+    async fn ready(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let ready = product.http.get(product.process.url("/readyz")).send().await;
+            let ready = self.http.get(self.process.url("/readyz")).send().await;
             if ready.is_ok_and(|answer| answer.status() == StatusCode::OK) {
-                return product;
+                return Ok(());
             }
-            assert!(Instant::now() < deadline, "not ready: {}", product.process.output());
+            if self.process.has_ended() || Instant::now() > deadline {
+                return Err(format!("not ready: {}", self.process.output()));
+            }
             sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.has_ended()
     }
 
     /// `kill -9`.
@@ -73,6 +110,23 @@ impl Product {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
         request.send().await.unwrap()
+    }
+
+    /// Asks for this tenant with a key, when there is one; whatever is answered, or that nothing was.
+    pub(crate) async fn try_send(&self, ask: &Ask<'_>) -> Result<(u16, Value), String> {
+        let mut request = self.http.request(ask.method.clone(), self.url(ask.path));
+        request = request.bearer_auth(token(ask.tenant, "admin")).timeout(Duration::from_secs(30));
+        if let Some(key) = ask.key {
+            request = request.header("idempotency-key", key);
+        }
+        if let Some(body) = ask.body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let answer = request.send().await.map_err(|fault| fault.to_string())?;
+        let status = answer.status().as_u16();
+        let text = answer.text().await.map_err(|fault| fault.to_string())?;
+        let body = if text.is_empty() { Ok(Value::Null) } else { serde_json::from_str(&text) };
+        Ok((status, body.map_err(|fault| format!("{fault}: {text}"))?))
     }
 
     pub(crate) async fn get(&self, path: &str) -> Value {
@@ -111,12 +165,21 @@ impl Product {
     }
 }
 
+/// One request of a client that copes with a server that dies.
+pub(crate) struct Ask<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) body: Option<&'a Value>,
+    pub(crate) key: Option<&'a str>,
+}
+
 async fn json_of(answer: Response) -> Value {
     let text = answer.text().await.unwrap();
     serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text}"))
 }
 
-fn serve(port: u16, database: &str) -> Command {
+fn serve(port: u16, database: &str, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_countersign"));
     command.arg("serve").env_clear().envs([
         ("COUNTERSIGN_DATABASE_URL", database),
@@ -130,6 +193,7 @@ fn serve(port: u16, database: &str) -> Command {
         ("COUNTERSIGN_LEASE_S", "2"),
         ("COUNTERSIGN_DRAIN_S", "5"),
     ]);
+    command.envs(options.0.iter().map(|(name, value)| (*name, value.as_str())));
     command
 }
 
