@@ -3,6 +3,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -39,7 +40,7 @@ const CANCEL: Scenario =
     Scenario { name: "a cancel during a call", status: "cancelled", receipts: 1, body: silence, act: cancel };
 const RETRY: Scenario =
     Scenario { name: "a retry of a lost answer", status: "completed", receipts: 1, body: reset, act: settle };
-const DRAIN: Scenario = Scenario { name: "a graceful stop", status: "completed", receipts: 9, body: long, act: stop };
+const DRAIN: Scenario = Scenario { name: "a graceful stop", status: "completed", receipts: 5, body: long, act: stop };
 
 fn run(script: Value, fake: &FakeMcp) -> Value {
     fake.on_list(|_| Reply::Result(json!({"tools": [tool("charge"), tool("look")]})));
@@ -55,22 +56,22 @@ fn call(name: &str, amount: u32) -> Value {
     json!({"name": name, "arguments": {"amount": amount}})
 }
 
-fn charge(fake: &FakeMcp) -> Value {
+pub(super) fn charge(fake: &FakeMcp) -> Value {
     run(json!([{"tool_calls": [call("charge", 5)]}, {"text": "Charged 5."}]), fake)
 }
 
-fn turns(fake: &FakeMcp) -> Value {
+pub(super) fn turns(fake: &FakeMcp) -> Value {
     let first = json!({"text": "At once.", "tool_calls": [call("charge", 5), call("look", 0), call("refund", 5)]});
     run(json!([first, {"tool_calls": [call("charge", 7)]}, {"text": "Done."}]), fake)
 }
 
-fn silence(fake: &FakeMcp) -> Value {
+pub(super) fn silence(fake: &FakeMcp) -> Value {
     fake.on_call(|_| Reply::Silence);
     charge(fake)
 }
 
 /// The first call ever is executed and its answer lost.
-fn reset(fake: &FakeMcp) -> Value {
+pub(super) fn reset(fake: &FakeMcp) -> Value {
     let lost = std::sync::atomic::AtomicBool::new(false);
     fake.on_call(move |_| {
         if lost.swap(true, std::sync::atomic::Ordering::SeqCst) { Reply::text("charged") } else { Reply::Reset }
@@ -80,7 +81,7 @@ fn reset(fake: &FakeMcp) -> Value {
 
 /// Turns enough that the stop comes in the midst of them.
 fn long(fake: &FakeMcp) -> Value {
-    let mut script = vec![json!({"tool_calls": [call("charge", 1)], "delay_ms": 20}); 9];
+    let mut script = vec![json!({"tool_calls": [call("charge", 1)], "delay_ms": 20}); 5];
     script.push(json!({"text": "Done."}));
     run(json!(script), fake)
 }
@@ -121,8 +122,8 @@ fn stop<'a>(site: &'a mut Site, fake: &'a FakeMcp, body: &'a Value) -> BoxFuture
     async move {
         let id = site.create(body).await;
         let deadline = Instant::now() + Duration::from_secs(20);
-        while fake.count("tools/call") < 3 && !site.look().await {
-            assert!(Instant::now() < deadline, "the third call does not come: {}", site.log());
+        while fake.count("tools/call") < 2 && !site.look().await {
+            assert!(Instant::now() < deadline, "the second call does not come: {}", site.log());
             sleep(Duration::from_millis(5)).await;
         }
         site.signal("TERM");
@@ -133,16 +134,16 @@ fn stop<'a>(site: &'a mut Site, fake: &'a FakeMcp, body: &'a Value) -> BoxFuture
 }
 
 /// What one pass through a scenario came to.
-struct Passed {
-    died: bool,
-    word_after: Option<Duration>,
+pub(super) struct Passed {
+    pub(super) died: bool,
+    pub(super) word_after: Option<Duration>,
 }
 
 /// Runs the scenario on a database of its own; the node dies at that point.
 async fn pass_through(scenario: Scenario, kind: Kind, log: &Path, kill: Option<&str>, with_standby: bool) -> Passed {
     let (database, fake) = (kind.database().await, FakeMcp::start().await);
     let body = (scenario.body)(&fake);
-    let mut site = Site::start(&database.url, log, kill, with_standby).await;
+    let mut site = Site::start(Arc::new(database), log, kill, with_standby).await;
     let id = (scenario.act)(&mut site, &fake, &body).await;
     // A timer's point may come when all is done.
     let deadline = Instant::now() + LEASE * 2;
@@ -176,13 +177,51 @@ impl Kind {
     }
 }
 
+/// The points of one scenario, and a death at each of them.
+pub(super) async fn sweep_points<F>(what: &str, points: Vec<String>, pass_through: impl Fn(usize, String) -> F)
+where
+    F: Future<Output = Passed>,
+{
+    let began = Instant::now();
+    assert!(points.len() > 15, "{points:?}");
+    let passes = points.iter().enumerate().map(|(at, point)| {
+        let passed = AssertUnwindSafe(pass_through(at, point.clone()));
+        async move { (point, passed.catch_unwind().await) }
+    });
+    let mut swept = Swept::default();
+    let mut passes = futures::stream::iter(passes).buffer_unordered(AT_ONCE);
+    while let Some((point, passed)) = passes.next().await {
+        match passed {
+            Err(_panic) => swept.failed.push(point.clone()),
+            Ok(Passed { died: false, .. }) => swept.missed.push(point.clone()),
+            Ok(Passed { word_after, .. }) => {
+                swept.killed += 1;
+                swept.slowest_word = swept.slowest_word.max(word_after.unwrap_or_default());
+            }
+        }
+    }
+    eprintln!(
+        "{what}: killed at {} of {} points in {:.1} s; the slowest word of an undecided call came after {:.2} s; \
+         not passed again: {:?}",
+        swept.killed,
+        points.len(),
+        began.elapsed().as_secs_f64(),
+        swept.slowest_word.as_secs_f64(),
+        swept.missed,
+    );
+    assert!(swept.failed.is_empty(), "broken by a death at {:#?}", swept.failed);
+    // How a stream is cut into commits is a matter of time, and another node may take a run that waits.
+    assert!(swept.killed * 10 >= points.len() * 8, "too few of the points were passed again: {:?}", swept.missed);
+    assert!(swept.slowest_word < LEASE + Duration::from_secs(2), "{:?}", swept.slowest_word);
+}
+
 /// Points that time alone brings, so a scenario passes them or not.
 fn is_timed(point: &str) -> bool {
     point.starts_with("node.beat.")
 }
 
 /// The points of a log, each with the number of its pass; of those that time brings, only the first few.
-fn points(log: &Path) -> Vec<String> {
+pub(super) fn points(log: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(log).unwrap();
     let late =
         |point: &&str| is_timed(point) && point.rsplit('#').next().is_some_and(|count| count.len() > 1 || count > "2");
@@ -199,48 +238,16 @@ struct Swept {
 }
 
 async fn sweep(scenario: Scenario, kind: Kind) {
-    let began = Instant::now();
     let folder = tempfile::tempdir().unwrap();
     let unarmed = folder.path().join("unarmed");
     pass_through(scenario, kind, &unarmed, None, false).await;
-    let points = points(&unarmed);
-    assert!(points.len() > 15, "{points:?}");
-    let log = |at: usize| folder.path().join(format!("{at}"));
-    let passes = points.iter().enumerate().map(|(at, point)| {
+    let log = |at: usize| folder.path().join(at.to_string());
+    sweep_points(&format!("{} on {kind:?}", scenario.name), points(&unarmed), |at, point| {
         // Only Postgres has nodes beside each other: half of the deaths there are another node's to find.
-        let with_standby = kind == Kind::Postgres && at % 2 == 1;
-        let log = log(at);
-        async move {
-            let passed = AssertUnwindSafe(pass_through(scenario, kind, &log, Some(point), with_standby));
-            (point, passed.catch_unwind().await)
-        }
-    });
-    let mut swept = Swept::default();
-    let mut passes = futures::stream::iter(passes).buffer_unordered(AT_ONCE);
-    while let Some((point, passed)) = passes.next().await {
-        match passed {
-            Err(_panic) => swept.failed.push(point.clone()),
-            Ok(Passed { died: false, .. }) => swept.missed.push(point.clone()),
-            Ok(Passed { word_after, .. }) => {
-                swept.killed += 1;
-                swept.slowest_word = swept.slowest_word.max(word_after.unwrap_or_default());
-            }
-        }
-    }
-    eprintln!(
-        "{} on {kind:?}: killed at {} of {} points in {:.1} s; the slowest word of an undecided call came after {:.2} s; \
-         not passed again: {:?}",
-        scenario.name,
-        swept.killed,
-        points.len(),
-        began.elapsed().as_secs_f64(),
-        swept.slowest_word.as_secs_f64(),
-        swept.missed,
-    );
-    assert!(swept.failed.is_empty(), "broken by a death at {:#?}", swept.failed);
-    // How a stream is cut into commits is a matter of time, and another node may take a run that waits.
-    assert!(swept.killed * 10 >= points.len() * 8, "too few of the points were passed again: {:?}", swept.missed);
-    assert!(swept.slowest_word < LEASE + Duration::from_secs(2), "{:?}", swept.slowest_word);
+        let (log, with_standby) = (log(at), kind == Kind::Postgres && at % 2 == 1);
+        async move { pass_through(scenario, kind, &log, Some(&point), with_standby).await }
+    })
+    .await;
 }
 
 macro_rules! sweeps {

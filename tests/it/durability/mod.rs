@@ -1,8 +1,10 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod counterparts;
 mod failpoints;
 mod judge;
 mod site;
+mod writes;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! A product that dies, and a client that copes with it: it repeats what was not answered, at whoever is up.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -8,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::judge::Evidence;
+use crate::support::database::Database;
 use crate::support::product::{Ask, Options, Product};
 
 /// How long anything may take: far more than it needs.
@@ -17,37 +19,39 @@ pub(super) const LEASE: Duration = Duration::from_secs(2);
 
 /// Where the product dies, and who goes on.
 pub(super) struct Site {
-    database: String,
+    database: Arc<Database>,
     node: Product,
     standby: Option<Product>,
     /// Since when somebody is up again after the death: at once where a node stood by.
     back: Option<Instant>,
+    /// The model turns that were committed when the node died.
+    pub(super) turns_at_death: Option<i64>,
     /// How long after that it was told that the crash left a call undecided.
     pub(super) word_after: Option<Duration>,
 }
 
 impl Site {
     /// A node with the failpoints armed, and perhaps one beside it that is up already.
-    pub(super) async fn start(database: &str, log: &Path, kill: Option<&str>, with_standby: bool) -> Self {
+    pub(super) async fn start(database: Arc<Database>, log: &Path, kill: Option<&str>, with_standby: bool) -> Self {
         let mut options = Options::default().with("COUNTERSIGN_FAILPOINT_LOG", log.display().to_string());
         if let Some(point) = kill {
             options = options.with("COUNTERSIGN_FAILPOINT_KILL", point);
         }
         let mut standby = None;
         if with_standby {
-            standby = Some(Product::start_with(database, &Options::default()).await);
+            standby = Some(Product::start(&database).await);
         }
-        let (node, back) = match Product::try_start(database, &options).await {
+        let (node, back) = match Product::try_start(&database.url, &options).await {
             Ok(node) => (node, None),
             Err(_died) => {
                 let next = match standby.take() {
                     Some(standby) => standby,
-                    None => Product::start_with(database, &Options::default()).await,
+                    None => Product::start(&database).await,
                 };
                 (next, Some(Instant::now()))
             }
         };
-        Self { database: database.to_owned(), node, standby, back, word_after: None }
+        Self { database, node, standby, back, turns_at_death: back.map(|_| 0), word_after: None }
     }
 
     /// Whether the node died.
@@ -96,9 +100,10 @@ impl Site {
 
     async fn go_on(&mut self) {
         assert!(!self.has_died(), "it died twice: {}", self.node.log());
+        self.turns_at_death = Some(self.database.turns().await);
         self.node = match self.standby.take() {
             Some(standby) => standby,
-            None => Product::start_with(&self.database, &Options::default()).await,
+            None => Product::start(&self.database).await,
         };
         self.back = Some(Instant::now());
     }
