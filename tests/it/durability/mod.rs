@@ -1,9 +1,12 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
 mod counterparts;
+mod dice;
 mod failpoints;
 mod judge;
 mod site;
+mod soak;
+mod takeover;
 mod writes;
 
 use std::sync::Arc;

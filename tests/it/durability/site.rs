@@ -81,7 +81,7 @@ impl Site {
     /// The answer to a request, asked as often as nobody answers.
     async fn ask(&mut self, method: Method, path: &str, body: Option<&Value>, key: Option<&str>) -> (u16, Value) {
         loop {
-            let ask = Ask { tenant: "acme", method: method.clone(), path, body, key };
+            let ask = Ask { tenant: "acme", method: method.clone(), path, body, key, patience: PATIENCE };
             match self.node.try_send(&ask).await {
                 Ok(answer) => return answer,
                 Err(fault) => self.replace(&fault).await,

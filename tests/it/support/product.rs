@@ -115,7 +115,7 @@ impl Product {
     /// Asks for this tenant with a key, when there is one; whatever is answered, or that nothing was.
     pub(crate) async fn try_send(&self, ask: &Ask<'_>) -> Result<(u16, Value), String> {
         let mut request = self.http.request(ask.method.clone(), self.url(ask.path));
-        request = request.bearer_auth(token(ask.tenant, "admin")).timeout(Duration::from_secs(30));
+        request = request.bearer_auth(token(ask.tenant, "admin")).timeout(ask.patience);
         if let Some(key) = ask.key {
             request = request.header("idempotency-key", key);
         }
@@ -172,6 +172,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) path: &'a str,
     pub(crate) body: Option<&'a Value>,
     pub(crate) key: Option<&'a str>,
+    /// How long an answer is waited for.
+    pub(crate) patience: Duration,
 }
 
 async fn json_of(answer: Response) -> Value {
