@@ -1,11 +1,11 @@
-//! Named points at which a test kills this process: before and after every commit and every send.
+//! Named points at which a test kills or stops this process: before and after every commit and every send.
 //!
 //! What a crash leaves behind is only proven by a process that really dies there: one that returns an error instead still
 //! runs destructors, answers callers and closes connections. Only debug builds have the points; in a release build
 //! `pass` is nothing, and no setting arms it. Knows nothing of what happens around a point.
 
 #[cfg(debug_assertions)]
-pub use armed::{KillAt, Plan, arm, pass};
+pub use armed::{Pass, Plan, arm, pass};
 
 /// This build has no such points.
 #[cfg(not(debug_assertions))]
@@ -25,12 +25,12 @@ mod armed {
 
     static ARMED: OnceLock<Armed> = OnceLock::new();
 
-    /// Where this process dies.
+    /// One pass of all.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum KillAt {
-        /// At the n-th pass of all, from 1.
-        Pass(u64),
-        /// At the n-th pass of the point of that name, from 1.
+    pub enum Pass {
+        /// The n-th of all, from 1.
+        Nth(u64),
+        /// The n-th of the point of that name, from 1.
         Point(String, u64),
     }
 
@@ -40,11 +40,13 @@ mod armed {
         /// Each pass is appended here as a line `name#count`.
         pub log: Option<PathBuf>,
         /// Where the process dies.
-        pub kill: Option<KillAt>,
+        pub kill: Option<Pass>,
+        /// Where the process stops until somebody lets it go on, as a machine that is suspended does.
+        pub stop: Option<Pass>,
     }
 
     struct Armed {
-        kill: Option<KillAt>,
+        plan: Plan,
         passed: Mutex<Passed>,
     }
 
@@ -59,8 +61,9 @@ mod armed {
     /// # Errors
     /// A log that cannot be written, or points that are armed already.
     pub fn arm(plan: Plan) -> std::io::Result<()> {
-        let log = plan.log.map(|path| OpenOptions::new().create(true).append(true).open(path)).transpose()?;
-        let armed = Armed { kill: plan.kill, passed: Mutex::new(Passed { log, total: 0, by_name: HashMap::new() }) };
+        let open = |path| OpenOptions::new().create(true).append(true).open(path);
+        let log = plan.log.as_ref().map(open).transpose()?;
+        let armed = Armed { plan, passed: Mutex::new(Passed { log, total: 0, by_name: HashMap::new() }) };
         ARMED.set(armed).map_err(|_armed| std::io::Error::other("the points are armed already"))
     }
 
@@ -85,13 +88,17 @@ mod armed {
             {
                 tracing::error!(%fault, "the passes of points cannot be written down");
             }
-            let dies = match &self.kill {
+            let is_meant = |pass: &Option<Pass>| match pass {
                 None => false,
-                Some(KillAt::Pass(nth)) => total == *nth,
-                Some(KillAt::Point(point, nth)) => point == name && count == *nth,
+                Some(Pass::Nth(nth)) => total == *nth,
+                Some(Pass::Point(point, nth)) => point == name && count == *nth,
             };
-            if dies && let Err(fault) = kill_process(getpid(), Signal::KILL) {
-                tracing::error!(%fault, "this process cannot kill itself");
+            for (pass, signal) in [(&self.plan.kill, Signal::KILL), (&self.plan.stop, Signal::STOP)] {
+                if is_meant(pass)
+                    && let Err(fault) = kill_process(getpid(), signal)
+                {
+                    tracing::error!(%fault, "this process cannot send itself a signal");
+                }
             }
         }
     }

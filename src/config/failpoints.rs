@@ -2,12 +2,13 @@
 
 use super::reader::Reader;
 use super::{Config, ConfigFaults, Setting, plain};
-use crate::failpoint::{KillAt, Plan};
+use crate::failpoint::{Pass, Plan};
 
 /// What all their names begin with.
 pub(super) const PREFIX: &str = "COUNTERSIGN_FAILPOINT_";
 const FAILPOINT_LOG: Setting = plain("COUNTERSIGN_FAILPOINT_LOG", None, "file that every pass is appended to");
 const FAILPOINT_KILL: Setting = plain("COUNTERSIGN_FAILPOINT_KILL", None, "N, or name#N: the pass that kills");
+const FAILPOINT_STOP: Setting = plain("COUNTERSIGN_FAILPOINT_STOP", None, "N, or name#N: the pass that stops");
 
 impl Config {
     /// What a test wants of the points; `None`: nothing.
@@ -17,23 +18,27 @@ impl Config {
     pub fn failpoints_from_env(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Plan>, ConfigFaults> {
         let mut reader = Reader::new(env);
         let log = reader.text(&FAILPOINT_LOG).map(std::path::PathBuf::from);
-        let kill = reader.text(&FAILPOINT_KILL).map(|text| kill_at(&text));
-        if let Some(None) = kill {
-            reader.fault(&FAILPOINT_KILL, "is neither N nor name#N");
-        }
+        let [kill, stop] = [&FAILPOINT_KILL, &FAILPOINT_STOP].map(|setting| {
+            let text = reader.text(setting)?;
+            let pass = pass_of(&text);
+            if pass.is_none() {
+                reader.fault(setting, "is neither N nor name#N");
+            }
+            pass
+        });
         if !reader.faults.is_empty() {
             return Err(ConfigFaults(reader.faults));
         }
-        let plan = Plan { log, kill: kill.flatten() };
+        let plan = Plan { log, kill, stop };
         Ok((plan != Plan::default()).then_some(plan))
     }
 }
 
-fn kill_at(text: &str) -> Option<KillAt> {
+fn pass_of(text: &str) -> Option<Pass> {
     let counted = |count: &str| count.parse().ok().filter(|count| *count > 0);
     match text.split_once('#') {
-        None => counted(text).map(KillAt::Pass),
-        Some((name, count)) => counted(count).map(|count| KillAt::Point(name.to_owned(), count)),
+        None => counted(text).map(Pass::Nth),
+        Some((name, count)) => counted(count).map(|count| Pass::Point(name.to_owned(), count)),
     }
 }
 
@@ -46,8 +51,8 @@ mod tests {
         let read = |kill: &'static str| {
             Config::failpoints_from_env(&|name: &str| (name == FAILPOINT_KILL.name).then(|| kill.to_owned()))
         };
-        assert_eq!(read("7").unwrap().unwrap().kill, Some(KillAt::Pass(7)));
-        assert_eq!(read("run.admit.after#2").unwrap().unwrap().kill, Some(KillAt::Point("run.admit.after".into(), 2)));
+        assert_eq!(read("7").unwrap().unwrap().kill, Some(Pass::Nth(7)));
+        assert_eq!(read("run.admit.after#2").unwrap().unwrap().kill, Some(Pass::Point("run.admit.after".into(), 2)));
         assert_eq!(read("").unwrap(), None);
         for wrong in ["0", "run.admit.after", "run.admit.after#", "x#0", "-1"] {
             assert_eq!(read(wrong).unwrap_err().0[0].setting, "COUNTERSIGN_FAILPOINT_KILL", "{wrong}");

@@ -73,7 +73,7 @@ impl Counterparts {
 }
 
 #[tokio::test]
-async fn no_death_makes_a_real_server_charge_twice_or_a_model_answer_a_kept_turn_again() {
+async fn b020_b219_no_death_makes_a_real_server_charge_twice_or_a_model_answer_a_kept_turn_again() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("ledger.jsonl");
     let (Some(mcp), Some(models)) = (ledger_server(&ledger).await, aimock("runs.json").await) else { return };

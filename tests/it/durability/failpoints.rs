@@ -201,7 +201,7 @@ where
         }
     }
     eprintln!(
-        "{what}: killed at {} of {} points in {:.1} s; the slowest word of an undecided call came after {:.2} s; \
+        "{what}: struck at {} of {} points in {:.1} s; the slowest word of an undecided call came after {:.2} s; \
          not passed again: {:?}",
         swept.killed,
         points.len(),
@@ -250,18 +250,37 @@ async fn sweep(scenario: Scenario, kind: Kind) {
     .await;
 }
 
-macro_rules! sweeps {
-    ($($name:ident: $scenario:ident on $kind:ident),+ $(,)?) => {
-        $(#[tokio::test] async fn $name() { sweep($scenario, Kind::$kind).await; })+
-    };
+#[tokio::test]
+async fn b008_b009_b020_b217_a_run_survives_a_death_at_every_point_on_sqlite() {
+    sweep(CHARGE, Kind::Sqlite).await;
 }
 
-sweeps!(
-    a_run_survives_a_death_at_every_point_on_sqlite: CHARGE on Sqlite,
-    a_run_survives_a_death_at_every_point_on_postgres: CHARGE on Postgres,
-    several_turns_survive_a_death_at_every_point_on_sqlite: TURNS on Sqlite,
-    several_turns_survive_a_death_at_every_point_on_postgres: TURNS on Postgres,
-    a_cancel_survives_a_death_at_every_point_on_sqlite: CANCEL on Sqlite,
-    a_retry_survives_a_death_at_every_point_on_sqlite: RETRY on Sqlite,
-    a_graceful_stop_survives_a_death_at_every_point_on_sqlite: DRAIN on Sqlite,
-);
+#[tokio::test]
+async fn b008_b009_b020_b217_a_run_survives_a_death_at_every_point_on_postgres() {
+    sweep(CHARGE, Kind::Postgres).await;
+}
+
+#[tokio::test]
+async fn several_turns_survive_a_death_at_every_point_on_sqlite() {
+    sweep(TURNS, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn several_turns_survive_a_death_at_every_point_on_postgres() {
+    sweep(TURNS, Kind::Postgres).await;
+}
+
+#[tokio::test]
+async fn a_cancel_survives_a_death_at_every_point_on_sqlite() {
+    sweep(CANCEL, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn a_retry_survives_a_death_at_every_point_on_sqlite() {
+    sweep(RETRY, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn a_graceful_stop_survives_a_death_at_every_point_on_sqlite() {
+    sweep(DRAIN, Kind::Sqlite).await;
+}

@@ -91,7 +91,10 @@ impl Evidence {
                         ));
                     }
                 }
-                Some("tool-output") if event["stage"] == "rejected" => "rejected".clone_into(&mut told.stage),
+                // Nothing began of what was refused, or was withdrawn before it was sent.
+                Some("tool-output") if attempt == Some(0) && told.started == 0 && told.stage.is_empty() => {
+                    event["stage"].as_str().unwrap_or_default().clone_into(&mut told.stage);
+                }
                 Some("tool-output") => {
                     let in_turn =
                         if repeats(tool) { told.ended < told.started } else { told.ended + 1 == told.started };

@@ -4,6 +4,7 @@ mod counterparts;
 mod dice;
 mod failpoints;
 mod judge;
+mod pauses;
 mod site;
 mod soak;
 mod takeover;

@@ -3,7 +3,7 @@
 //! depends on the seed alone. When the faults end, every acknowledged run comes to its end and nothing was repeated.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -28,6 +28,8 @@ const CLIENTS: u64 = 4;
 const TENANTS: [&str; 3] = ["acme", "globex", "initech"];
 /// How long an answer is waited for: a node may be paused.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Runs that are judged at once.
+const AT_ONCE: usize = 16;
 /// How long everything may take to come to rest once the faults have ended.
 const CALM_WITHIN: Duration = Duration::from_mins(1);
 
@@ -64,6 +66,8 @@ struct Soak {
     calm: Arc<AtomicBool>,
     acknowledged: Mutex<Vec<Acknowledged>>,
     counts: Mutex<Counts>,
+    /// Requests so far: they go to both nodes in turn.
+    asked: AtomicUsize,
 }
 
 impl Soak {
@@ -74,7 +78,16 @@ impl Soak {
             servers.push(server(seed, &calm).await);
         }
         let nodes = [node(&url).await, node(&url).await].map(|product| Mutex::new(Arc::new(product)));
-        Self { seed, url, nodes, servers, calm, acknowledged: Mutex::default(), counts: Mutex::default() }
+        Self {
+            seed,
+            url,
+            nodes,
+            servers,
+            calm,
+            acknowledged: Mutex::default(),
+            counts: Mutex::default(),
+            asked: AtomicUsize::new(0),
+        }
     }
 
     /// The answer of one of the nodes, whichever gives one.
@@ -87,7 +100,7 @@ impl Soak {
         key: Option<&str>,
     ) -> (u16, Value) {
         let deadline = Instant::now() + CALM_WITHIN;
-        for nth in 0.. {
+        for nth in self.asked.fetch_add(1, Ordering::Relaxed).. {
             let node = Arc::clone(&self.nodes[nth % 2].lock());
             let ask = Ask { tenant, method: method.clone(), path, body, key, patience: PATIENCE };
             match node.try_send(&ask).await {
@@ -265,12 +278,13 @@ async fn nothing_is_lost_or_repeated_under_random_faults() {
     soak.calm.store(true, Ordering::SeqCst);
     let runs = soak.acknowledged.lock().clone();
     // First everything ends, then it is judged: what a server sees last counts too.
-    stream::iter(&runs).for_each_concurrent(8, |run| async { drop(soak.settle(run).await) }).await;
+    stream::iter(&runs).for_each_concurrent(AT_ONCE, |run| async { drop(soak.settle(run).await) }).await;
     let mut seen = SeenKeys::new();
     for (key, count) in soak.servers.iter().flat_map(seen_keys) {
         *seen.entry(key).or_default() += count;
     }
-    let judged: Vec<_> = stream::iter(&runs).map(|run| soak.judge(run, &seen)).buffer_unordered(8).collect().await;
+    let judged: Vec<_> =
+        stream::iter(&runs).map(|run| soak.judge(run, &seen)).buffer_unordered(AT_ONCE).collect().await;
     let known: std::collections::HashSet<&String> = judged.iter().flat_map(|(_, keys)| keys).collect();
     let strange: Vec<&String> = seen.keys().filter(|key| !known.contains(key)).collect();
     let faults: Vec<&String> = judged.iter().flat_map(|(faults, _)| faults).collect();

@@ -27,7 +27,7 @@ use crate::support::flaky_store::{Fails, Fault, FlakyStore};
 use crate::support::world::asker;
 
 /// Faults that are tried at once.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 12;
 /// How long anything may take: far more than it needs.
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Writes that time alone brings: only the first few of them are tried.
