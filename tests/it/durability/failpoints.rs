@@ -209,7 +209,7 @@ where
         swept.slowest_word.as_secs_f64(),
         swept.missed,
     );
-    assert!(swept.failed.is_empty(), "broken by a death at {:#?}", swept.failed);
+    assert!(swept.failed.is_empty(), "broken at {:#?}", swept.failed);
     // How a stream is cut into commits is a matter of time, and another node may take a run that waits.
     assert!(swept.killed * 10 >= points.len() * 8, "too few of the points were passed again: {:?}", swept.missed);
     assert!(swept.slowest_word < LEASE + Duration::from_secs(2), "{:?}", swept.slowest_word);
