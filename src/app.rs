@@ -82,6 +82,14 @@ impl App {
         let store = crate::store::open_for(config.database_url.expose_secret(), migrate, lease)
             .await
             .context("COUNTERSIGN_DATABASE_URL")?;
+        Self::start_on(config, store, clock).await
+    }
+
+    /// The same on a store that is open.
+    ///
+    /// # Errors
+    /// With the setting or the part that does not work.
+    pub async fn start_on(config: &Config, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
         check_secrets(&*store, &config.keys).await?;
         let allow =
             EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
@@ -105,7 +106,9 @@ impl Commands {
             );
             // From the moment it is stored any node may drive the run on.
             let announced = hub.announce(&claim.tenant, claim.uid);
+            failpoint::pass("run.admit.before");
             let admitted = store.run_admit(admission).await?;
+            failpoint::pass("run.admit.after");
             match (&admitted, seat) {
                 (Admitted::Created, Some(seat)) => {
                     tell(announced, &commit);

@@ -4,6 +4,7 @@ use super::create::check_limits;
 use super::faults::{Faults, LATER};
 use super::request::{LimitsRequest, ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, tell};
+use crate::failpoint;
 use crate::run::apply;
 use crate::run::binding::merge;
 use crate::run::call::{Call, Stage};
@@ -67,10 +68,7 @@ impl Commands {
                 Err(refusal) => return Err(refusal.into()),
             };
             let audit = self.retries(asker, id, &commit);
-            // From the moment it is stored any node may drive the run on.
-            let announced = self.hub.announce(&asker.tenant, envelope.uid);
-            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit, &audit).await? {
-                tell(announced, &commit);
+            if self.decide(asker, envelope.uid, fence, &commit, &audit).await? {
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
                     return Ok(Resumed::Queued);
@@ -91,6 +89,26 @@ impl Commands {
     /// The run without its conversation, or `NotFound`: what a command that decides nothing must not read more than.
     pub(super) async fn view(&self, asker: &Asker, id: &RunId) -> Result<RunView, CommandError> {
         self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)
+    }
+
+    /// Stores a decision on a run that nobody owns, and tells it; `false`: somebody was faster.
+    pub(super) async fn decide(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        seen: Fence,
+        commit: &Commit,
+        audit: &[AuditRow],
+    ) -> Result<bool, CommandError> {
+        // From the moment it is stored any node may drive the run on.
+        let announced = self.hub.announce(&asker.tenant, uid);
+        failpoint::pass("run.decide.before");
+        let decided = self.store.run_decide(&asker.tenant, uid, seen, commit, audit).await?;
+        failpoint::pass("run.decide.after");
+        if decided {
+            tell(announced, commit);
+        }
+        Ok(decided)
     }
 
     /// The run whole, or `NotFound`.

@@ -15,6 +15,7 @@ use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate, MayLeave};
+use crate::failpoint;
 use crate::run::binding::{Binding, merge};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
@@ -70,7 +71,10 @@ pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals,
 pub(super) async fn release(shared: &Shared, claim: &Claim, crashed: bool) {
     let mut wait = COMMIT_WAIT;
     loop {
-        match shared.parts.store.run_release(claim, crashed).await {
+        failpoint::pass("run.release.before");
+        let released = shared.parts.store.run_release(claim, crashed).await;
+        failpoint::pass("run.release.after");
+        match released {
             Ok(_) => {
                 shared.due.notify_one();
                 return;
@@ -283,6 +287,7 @@ impl<'a> Drive<'a> {
         self.calls.push(
             async move {
                 let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
+                failpoint::pass("mcp.call.answered");
                 // From here on another call of the tenant may be out.
                 drop(place);
                 (key, outcome)

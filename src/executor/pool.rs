@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Executor, Shared};
+use crate::failpoint;
 use crate::store::wake::Hint;
 use crate::store::{Claim, StoreError};
 
@@ -95,9 +96,11 @@ impl Executor {
         // From here on others have the runs: what is not out yet must not leave.
         shared.lose_all();
         let node = *shared.node.read();
+        failpoint::pass("node.retire.before");
         if let Err(fault) = shared.parts.store.node_retire(node).await {
             tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
         }
+        failpoint::pass("node.retire.after");
     }
 }
 
@@ -140,7 +143,10 @@ impl Shared {
     async fn beat_once(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let node = *self.node.read();
-        match self.parts.store.node_beat(node).await? {
+        failpoint::pass("node.beat.before");
+        let beat = self.parts.store.node_beat(node).await;
+        failpoint::pass("node.beat.after");
+        match beat? {
             beat if beat.alive => {
                 self.lease.beaten(started);
                 let heed = async {
@@ -200,6 +206,7 @@ impl Shared {
         match self.parts.store.node_reap(lease_ms).await {
             Ok(0) => {}
             Ok(freed) => {
+                failpoint::pass("node.reap.after");
                 tracing::warn!(freed, "took over the runs of a node that stopped beating");
                 self.due.notify_one();
             }
@@ -288,6 +295,9 @@ impl Shared {
         };
         let claimed = u32::try_from(claims.len()).unwrap_or(u32::MAX);
         self.backlog.store(claimed >= free, Ordering::Relaxed);
+        if claimed > 0 {
+            failpoint::pass("run.claim.after");
+        }
         for claim in claims {
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
             match permit.and_then(|permit| self.take_place(node, &claim.tenant, permit)) {

@@ -29,6 +29,7 @@ use super::wire::{
     EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
     error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
 };
+use crate::failpoint;
 use crate::net::Egress;
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
@@ -117,11 +118,13 @@ impl TrackedClient {
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, request.send()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
             Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
         }
+        failpoint::pass("mcp.cancel.after");
     }
 
     async fn post(
@@ -167,7 +170,10 @@ impl TrackedClient {
             return Err(fault(refusal.to_string()));
         }
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
-        let response = match request.send().await {
+        post.pass("mcp.call.before");
+        let response = request.send().await;
+        post.pass("mcp.call.written");
+        let response = match response {
             Ok(response) => response,
             Err(error) => {
                 let text = describe(&error);

@@ -12,6 +12,7 @@ use sse_stream::Sse;
 
 use super::attempt::{Attempt, Stage};
 use super::shape::{self, Excess};
+use crate::failpoint;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -57,6 +58,13 @@ impl Post {
     pub(super) fn settle(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
+        }
+    }
+
+    /// Passes a point on the way of a call; other messages have none.
+    pub(super) fn pass(&self, point: &'static str) {
+        if self.attempt.is_some() {
+            failpoint::pass(point);
         }
     }
 

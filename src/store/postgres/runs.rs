@@ -6,6 +6,7 @@ use sqlx::{Postgres, Row, Transaction};
 use super::PostgresStore;
 use super::commits::{Rows, insert_rows};
 use super::reads::blob_list;
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -31,6 +32,7 @@ pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> R
     let Some(taken) = run_insert(&mut tx, admission, &rows).await? else {
         return Ok(Admitted::RunExists);
     };
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
     Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }

@@ -5,6 +5,7 @@ use sqlx::{Sqlite, Transaction};
 
 use super::admin::audit_insert;
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::codec::CallRow;
@@ -42,6 +43,7 @@ pub(super) async fn commit_apply(store: &SqliteStore, commits: &[OwnedCommit]) -
         }
         applied.push(took);
     }
+    failpoint::pass("store.commit.uncommitted");
     tx.commit().await?;
     Ok(applied)
 }
@@ -61,6 +63,7 @@ pub(super) async fn run_decide(
     if took {
         rows_insert(&mut tx, (tenant, uid), &rows).await?;
         audit_insert(&mut tx, tenant, audit).await?;
+        failpoint::pass("store.decide.uncommitted");
         tx.commit().await?;
     }
     Ok(took)

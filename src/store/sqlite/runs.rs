@@ -6,6 +6,7 @@ use sqlx::{Row, Sqlite, Transaction};
 use super::commits::rows_insert;
 use super::reads::blob_list;
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
@@ -39,6 +40,7 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
             secret_insert(&mut tx, run, secret).await?;
         }
     }
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
     Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }
