@@ -22,7 +22,6 @@ use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
 use crate::mcp::{McpPool, PoolSettings};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
-use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
@@ -288,6 +287,7 @@ fn executor_settings(config: &Config) -> ExecutorSettings {
         lease: Duration::from_secs(config.lease_s.into()),
         max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
         tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
+        tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
         catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
     }
 }
@@ -300,9 +300,9 @@ impl LocalExecutor for Local {
         self.0.slot(tenant).map(|slot| Seat { node: slot.node(), slot: Box::new(slot) })
     }
 
-    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit) {
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope) {
         if let Ok(slot) = seat.slot.downcast::<Slot>() {
-            self.0.begin(*slot, claim, envelope, commit);
+            self.0.begin(*slot, claim, envelope);
         } else {
             tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
         }

@@ -33,8 +33,9 @@ impl Commands {
                 Err(Refusal::RunTerminal) => return Ok(()),
                 decided => decided?,
             };
+            let announced = self.hub.announce(&asker.tenant, uid);
             if self.store.run_decide(&asker.tenant, uid, fence, &commit, &[]).await? {
-                tell(&self.hub, &asker.tenant, uid, &commit);
+                tell(announced, &commit);
                 return Ok(());
             }
         }

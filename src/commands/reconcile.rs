@@ -124,10 +124,12 @@ impl Commands {
         let commit = apply(&mut envelope, Fact::Reconciled(Box::new(deciding.about(key))), self.clock.now())?;
         let audit = if with_audit { vec![self.audit_of(deciding, &view.id)] } else { Vec::new() };
         let tenant = &deciding.asker.tenant;
+        // From the moment it is stored any node may drive the run on.
+        let announced = self.hub.announce(tenant, view.uid);
         if !self.store.run_decide(tenant, view.uid, fence, &commit, &audit).await? {
             return Ok(false);
         }
-        tell(&self.hub, tenant, view.uid, &commit);
+        tell(announced, &commit);
         if envelope.head.status == Status::Queued {
             self.executor.wake();
         }

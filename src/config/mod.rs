@@ -64,6 +64,8 @@ const LEASE_S: Setting = plain("COUNTERSIGN_LEASE_S", Some("15"), "seconds witho
 const MAX_RUNNING: Setting = plain("COUNTERSIGN_MAX_RUNNING", Some("1000"), "runs that this node drives at once");
 const TENANT_MAX_RUNNING: Setting =
     plain("COUNTERSIGN_TENANT_MAX_RUNNING", Some("100"), "runs of one tenant that are driven at once");
+const TENANT_MAX_CALLS: Setting =
+    plain("COUNTERSIGN_TENANT_MAX_CALLS", Some("200"), "tool calls of one tenant that this node has out at once");
 const CATALOG_MAX_AGE_MS: Setting = plain(
     "COUNTERSIGN_CATALOG_MAX_AGE_MS",
     Some("2000"),
@@ -79,7 +81,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 22] = [
+pub const SETTINGS: [Setting; 23] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -94,6 +96,7 @@ pub const SETTINGS: [Setting; 22] = [
     LEASE_S,
     MAX_RUNNING,
     TENANT_MAX_RUNNING,
+    TENANT_MAX_CALLS,
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,
@@ -125,6 +128,8 @@ pub struct Config {
     pub max_running: u32,
     /// Runs of one tenant that are driven at once.
     pub tenant_max_running: u32,
+    /// Tool calls of one tenant that this node has out at once.
+    pub tenant_max_calls: u32,
     /// Milliseconds that a reading of a server's tools counts.
     pub catalog_max_age_ms: u32,
     /// How nodes tell each other what changed.
@@ -223,6 +228,7 @@ impl Config {
         let lease_s = reader.number(&LEASE_S, 2, 3600);
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
         let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
+        let tenant_max_calls = reader.number(&TENANT_MAX_CALLS, 1, 1_000_000);
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
@@ -247,6 +253,7 @@ impl Config {
             lease_s: lease_s?,
             max_running: max_running?,
             tenant_max_running: tenant_max_running?,
+            tenant_max_calls: tenant_max_calls?,
             catalog_max_age_ms: catalog_max_age_ms?,
             wake: wake?,
             drain_s: drain_s?,

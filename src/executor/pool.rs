@@ -70,10 +70,11 @@ impl Executor {
             if claimed >= CLAIM_BATCH {
                 continue;
             }
+            let pause = if claimed == 0 { shared.until_due().await } else { SLOW_POLL };
             tokio::select! {
                 () = shared.draining.cancelled() => return,
                 () = shared.due.notified() => {}
-                () = sleep(SLOW_POLL) => {}
+                () = sleep(pause) => {}
             }
         }
     }
@@ -223,6 +224,21 @@ impl Shared {
         }
     }
 
+    /// Until the next run falls due, at most the slow poll. What is due already was left for a reason, e.g. its
+    /// tenant's limit: it is looked at by the slow poll.
+    async fn until_due(&self) -> Duration {
+        match self.parts.store.run_due_in().await {
+            Ok(Some(due_in)) if due_in > 0 => {
+                Duration::from_millis(u64::try_from(due_in).unwrap_or(u64::MAX)).min(SLOW_POLL)
+            }
+            Ok(_) => SLOW_POLL,
+            Err(fault) => {
+                tracing::debug!(%fault, "when the next run falls due is not known");
+                SLOW_POLL
+            }
+        }
+    }
+
     /// Gives back what the database counts as this node's and nobody here drives: the answer to an admission, a claim
     /// or a release was lost, so no drive began or its end was not stored. A run that is being admitted at this moment
     /// looks the same, so a run must be astray at two beats in a row. Were it given back too early even so, its drive
@@ -263,6 +279,12 @@ impl Shared {
         }
     }
 
+    /// Beside the claiming, which must not stand still while the database does not answer.
+    fn give_back(self: &Arc<Self>, claim: Claim) {
+        let shared = Arc::clone(self);
+        self.parts.tracker.spawn(async move { super::drive::release(&shared, &claim, false).await });
+    }
+
     async fn claim_once(self: &Arc<Self>) -> u32 {
         let free = u32::try_from(self.slots.available_permits()).unwrap_or(u32::MAX).min(CLAIM_BATCH);
         self.backlog.store(free == 0, Ordering::Relaxed);
@@ -271,7 +293,10 @@ impl Shared {
         }
         let per_tenant = u32::try_from(self.settings.tenant_max_running).unwrap_or(u32::MAX);
         let node = *self.node.read();
-        let claims = match self.parts.store.run_claim(node, free, per_tenant).await {
+        let began = Instant::now();
+        let claimed = self.parts.store.run_claim(node, free, per_tenant).await;
+        metrics::histogram!("countersign_claim_seconds").record(began.elapsed().as_secs_f64());
+        let claims = match claimed {
             Ok(claims) => claims,
             Err(fault) => {
                 tracing::warn!(%fault, "due runs could not be claimed");
@@ -285,7 +310,7 @@ impl Shared {
             match permit.and_then(|permit| self.take_place(node, &claim.tenant, permit)) {
                 Some(slot) => self.spawn(slot, claim, None),
                 // A run of this node's own was admitted meanwhile: give back what there is no slot for.
-                None => super::drive::release(self, &claim, false).await,
+                None => self.give_back(claim),
             }
         }
         claimed

@@ -121,8 +121,10 @@ pub struct KeptAnswer {
 /// What became of an admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admitted {
-    /// Stored.
+    /// Stored; the node that was to take it has it.
     Created,
+    /// Stored; the node that was to take it is taken for dead, so the run is due for any other.
+    NotTaken,
     /// The id is taken in the tenant; nothing was stored.
     RunExists,
     /// The key was used before; nothing was stored.
@@ -344,6 +346,8 @@ pub trait ExecutorStore: Send + Sync {
     /// makes it due later each time: 250 ms, doubled per crash, at most a minute.
     /// `false`: it was no longer this owner's.
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError>;
+    /// The revision at which a run stands under this fence; `None` once there is a later fence.
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError>;
     /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError>;
     /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run

@@ -11,6 +11,7 @@ mod steady;
 mod wake;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{PgPool, SqlStr};
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,8 @@ struct PostgresStore {
     writer: PgPool,
     /// The beats' own connection: a node full of requests is still alive.
     beats: PgPool,
+    /// The tenant that this node's last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
 }
 
 fn migrator() -> Migrator {
@@ -236,6 +239,11 @@ impl ExecutorStore for SteadyPostgres {
             self.hints.tell(Hint::Due);
         }
         Ok(released)
+    }
+
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        let store = self.now();
+        self.within(&store, nodes::run_revision(&store, claim)).await
     }
 
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {

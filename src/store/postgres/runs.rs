@@ -26,19 +26,19 @@ pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> R
             .map(Admitted::KeyUsed)
             .ok_or(StoreError::Corrupt { what: "idempotency key", detail: "in the way, and not there".to_owned() });
     }
-    if !run_insert(&mut tx, admission, &rows).await? {
+    let Some(taken) = run_insert(&mut tx, admission, &rows).await? else {
         return Ok(Admitted::RunExists);
-    }
+    };
     tx.commit().await?;
-    Ok(Admitted::Created)
+    Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }
 
-/// The run with all its rows. `false`: the id is taken, nothing was written.
+/// The run with all its rows; whether a node took it. `None`: the id is taken, nothing was written.
 async fn run_insert(
     tx: &mut Transaction<'static, Postgres>,
     admission: &Admission,
     rows: &CommitRows,
-) -> Result<bool, StoreError> {
+) -> Result<Option<bool>, StoreError> {
     // A node that was taken for dead gets no run: nobody would free it.
     const SQL: &str = concat!(
         "WITH h AS (INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, \
@@ -48,18 +48,18 @@ async fn run_insert(
              $28, $29, $30, $31 \
            FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $32 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
-           RETURNING tenant_id, uid, binding_revision, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
+           RETURNING tenant_id, uid, binding_revision, owner, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
              1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($11) AS e_to), ",
         insert_rows!(),
         ", sealed AS (INSERT INTO run_secrets (tenant_id, run_uid, name, key_id, sealed) \
            SELECT h.tenant_id, h.uid, s.name, s.key_id, s.sealed \
            FROM unnest($34::text[], $35::text[], $36::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
-         SELECT count(*) FROM h"
+         SELECT bool_or(h.owner IS NOT NULL) FROM h"
     );
     let mut arrays = Rows::default();
     arrays.push(rows);
     let secrets = if rows.terminal { [].as_slice() } else { admission.secrets.as_slice() };
-    let inserted: i64 = arrays
+    let taken = arrays
         .bind(sqlx::query(SQL))
         .bind(admission.tenant.as_str())
         .bind(admission.uid.0)
@@ -86,7 +86,7 @@ async fn run_insert(
         .fetch_one(&mut **tx)
         .await?
         .try_get(0)?;
-    Ok(inserted == 1)
+    Ok(taken)
 }
 
 /// Keeps the key, after a few keys of the tenant that expired. `false`: it is kept already.
@@ -207,6 +207,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &PgRow) -> Result<Loaded, StoreEr
         calls: codec::last_calls(head.state.turns, calls)?,
         head,
         leg: crate::run::envelope::Leg::Outside,
+        room: usize::MAX,
     };
     Ok(Loaded {
         envelope,

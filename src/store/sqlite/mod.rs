@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
@@ -50,6 +51,8 @@ pub(super) struct SqliteStore {
     reader: SqlitePool,
     /// There is nobody to tell, and nobody to hear.
     hints: Hints,
+    /// The tenant that the last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -77,7 +80,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, hints: Hints::default(), _lock: lock })
+        Ok(Self { writer, reader, hints: Hints::default(), turn: Mutex::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.
@@ -250,6 +253,10 @@ impl ExecutorStore for SqliteStore {
 
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
         nodes::run_release(self, claim, crashed).await
+    }
+
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        nodes::run_revision(self, claim).await
     }
 
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {

@@ -27,9 +27,9 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
             .map(Admitted::KeyUsed)
             .ok_or(StoreError::Corrupt { what: "idempotency key", detail: "in the way, and not there".to_owned() });
     }
-    if !run_insert(&mut tx, admission, &rows).await? {
+    let Some(taken) = run_insert(&mut tx, admission, &rows).await? else {
         return Ok(Admitted::RunExists);
-    }
+    };
     let run = (&admission.tenant, admission.uid);
     rows_insert(&mut tx, run, &rows).await?;
     if !rows.terminal {
@@ -38,17 +38,17 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
         }
     }
     tx.commit().await?;
-    Ok(Admitted::Created)
+    Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }
 
-/// `false`: the id is taken.
+/// Whether a node took it. `None`: the id is taken.
 async fn run_insert(
     tx: &mut Transaction<'static, Sqlite>,
     admission: &Admission,
     rows: &CommitRows,
-) -> Result<bool, StoreError> {
+) -> Result<Option<bool>, StoreError> {
     // A node that was taken for dead gets no run: nobody would free it.
-    let inserted = sqlx::query(concat!(
+    let taken = sqlx::query_scalar(concat!(
         "INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, attempt, \
            crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
          SELECT ?1, ?2, ?3, ?4, ?5, 1, owner IS NOT NULL, ?6, owner, \
@@ -56,7 +56,7 @@ async fn run_insert(
         now_ms!(),
         " END, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16 \
          FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = ?17 AND dead_at IS NULL) AS owner) AS taker \
-         WHERE true ON CONFLICT (tenant_id, id) DO NOTHING"
+         WHERE true ON CONFLICT (tenant_id, id) DO NOTHING RETURNING owner IS NOT NULL"
     ))
     .bind(admission.tenant.as_str())
     .bind(admission.uid.0)
@@ -76,9 +76,9 @@ async fn run_insert(
     .bind(rows.finished_at)
     .bind(if rows.lets_go { None } else { admission.owner.map(|node| node.0) })
     .bind(if rows.lets_go { rows.due_in } else { Some(0) })
-    .execute(&mut **tx)
+    .fetch_optional(&mut **tx)
     .await?;
-    Ok(inserted.rows_affected() == 1)
+    Ok(taken)
 }
 
 async fn secret_insert(
@@ -228,6 +228,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &SqliteRow) -> Result<Loaded, Sto
         messages,
         calls: Vec::new(),
         leg: crate::run::envelope::Leg::Outside,
+        room: usize::MAX,
     };
     Ok(Loaded {
         envelope,

@@ -1,6 +1,8 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod leaving;
 mod nodes;
+mod rooms;
 mod silence;
 
 use std::sync::Arc;

@@ -120,7 +120,8 @@ async fn dead_owner(database: Database) {
     for (id, dead) in [("r-2", NodeId(Uuid::new_v4())), ("r-3", living)] {
         store.node_retire(dead).await.unwrap();
         let mut run = Draft::new("acme", id);
-        run.admit_owned(&*store, dead).await;
+        let admission = run.admission(Some(dead));
+        assert_eq!(store.run_admit(admission).await.unwrap(), Admitted::NotTaken, "{id}");
         let loaded = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap();
         assert_eq!((loaded.fence.0, loaded.owned), (0, false), "{id}");
     }

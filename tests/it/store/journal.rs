@@ -68,6 +68,9 @@ impl ExecutorStore for Watched {
     async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
         self.store.wishes_take(claim).await
     }
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        self.store.run_revision(claim).await
+    }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await
     }

@@ -76,7 +76,12 @@ impl Product {
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Response {
-        let mut request = self.http.request(method, self.url(path)).bearer_auth(token("acme", "admin"));
+        self.send_as("acme", method, path, body).await
+    }
+
+    /// The same as another tenant's administrator.
+    pub(crate) async fn send_as(&self, tenant: &str, method: Method, path: &str, body: Option<&Value>) -> Response {
+        let mut request = self.http.request(method, self.url(path)).bearer_auth(token(tenant, "admin"));
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
