@@ -2,6 +2,7 @@
 
 mod cancel;
 mod create;
+mod delete;
 mod entry;
 mod faults;
 mod reconcile;

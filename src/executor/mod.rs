@@ -79,6 +79,9 @@ struct Shared {
     owned: DashMap<RunUid, (Fence, Signals)>,
     /// What the last beat found owned and not driven.
     astray: Mutex<Vec<Claim>>,
+    /// Runs with wishes that the last beat found, or that could not be read yet.
+    unread: Mutex<Vec<Claim>>,
+    wished: Notify,
     due: Notify,
     /// The last claim took all it could: more may be due, and a slot that becomes free is worth a look.
     backlog: AtomicBool,
@@ -141,6 +144,8 @@ impl Executor {
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
             astray: Mutex::default(),
+            unread: Mutex::default(),
+            wished: Notify::new(),
             due: Notify::new(),
             backlog: AtomicBool::new(false),
             draining: CancellationToken::new(),
@@ -169,7 +174,7 @@ impl Executor {
         self.shared.due.notify_one();
     }
 
-    /// Somebody left a wish with a run. Another node's runs learn it by a hint, or by that node's heartbeat.
+    /// Somebody left a wish with a run. Another node learns it by a hint, or by its heartbeat.
     pub fn attend(&self, tenant: &TenantId, uid: RunUid) {
         let Some(fence) = self.shared.owned.get(&uid).map(|owned| owned.0) else { return };
         let (shared, claim) = (Arc::clone(&self.shared), Claim { tenant: tenant.clone(), uid, fence });

@@ -46,13 +46,15 @@ impl Executor {
         }
     }
 
-    /// Claims and reads wishes as soon as another node says that there are some, until the token is cancelled.
+    /// Claims and reads wishes as soon as another node says that there are some, and reads those that beats find, until
+    /// the token is cancelled.
     pub async fn heed(&self, stop: CancellationToken) {
         let shared = &self.shared;
         let hints = shared.parts.store.hints();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                () = shared.wished.notified() => shared.read_left().await,
                 () = hints.heard(Hint::Wish) => shared.read_wishes().await,
                 () = hints.heard(Hint::Due) => shared.due.notify_one(),
             }
@@ -149,12 +151,9 @@ impl Shared {
         match beat? {
             beat if beat.alive => {
                 self.lease.beaten(started);
-                let heed = async {
-                    self.heed_wishes(&beat.attention).await;
-                    self.free_strays(beat.owned).await;
-                };
+                self.leave_wishes(beat.attention);
                 // What takes longer than to the next beat is left to that one.
-                timeout(self.lease.interval(), heed).await.unwrap_or_default();
+                timeout(self.lease.interval(), self.free_strays(beat.owned)).await.unwrap_or_default();
             }
             _ if self.draining.is_cancelled() => self.lose_all(),
             _ => self.start_over().await,
@@ -162,18 +161,33 @@ impl Shared {
         Ok(())
     }
 
+    /// Leaves wishes that a beat found to whoever heeds them: reading one may take longer than a beat may be late.
+    fn leave_wishes(&self, found: Vec<Claim>) {
+        let mut unread = self.unread.lock();
+        unread.extend(found);
+        if !unread.is_empty() {
+            self.wished.notify_one();
+        }
+    }
+
+    /// Reads the wishes that were left.
+    async fn read_left(&self) {
+        let unread = std::mem::take(&mut *self.unread.lock());
+        for claim in &unread {
+            self.attend(claim).await;
+        }
+    }
+
     /// Reads what was wished without waiting for the next beat.
     async fn read_wishes(&self) {
         let node = *self.node.read();
         match self.parts.store.wish_list(node).await {
-            Ok(wishes) => self.heed_wishes(&wishes).await,
+            Ok(wishes) => {
+                for claim in &wishes {
+                    self.attend(claim).await;
+                }
+            }
             Err(fault) => tracing::warn!(%fault, "wishes are read at the next beat"),
-        }
-    }
-
-    async fn heed_wishes(&self, wishes: &[Claim]) {
-        for claim in wishes {
-            self.attend(claim).await;
         }
     }
 
@@ -191,8 +205,11 @@ impl Shared {
                     signals.decided.notify_one();
                 }
             }
-            // The wish stays where it was left.
-            Err(fault) => tracing::warn!(run = %claim.uid.0, %fault, "a wish could not be read yet"),
+            // The answer may be lost and not the question, so the next beat may find no trace of it: it is kept here.
+            Err(fault) => {
+                tracing::warn!(run = %claim.uid.0, %fault, "a wish could not be read yet");
+                self.unread.lock().push(claim.clone());
+            }
         }
     }
 

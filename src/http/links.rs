@@ -17,7 +17,7 @@ const LABEL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_'
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct Link {
     /// What it does: `run`, `receipts`, `resume`, `accept`, `retry`, `retry-call`, `complete-call`, `fail-call`,
-    /// `reconcile`, `cancel`.
+    /// `reconciliations`, `cancel`.
     rel: &'static str,
     /// The request's method.
     method: &'static str,
@@ -40,6 +40,12 @@ pub(super) fn to_run(run: &RunId) -> Link {
 pub(super) fn to_receipts(run: &RunId) -> Link {
     let href = format!("{}/receipts", run_path(run));
     Link { rel: "receipts", method: "GET", href, scope: Scope::RunsRead.code(), body: None }
+}
+
+/// Every call that waits for a decision.
+pub(super) fn reconciliations() -> Link {
+    let href = "/v1/admin/reconciliations".to_owned();
+    Link { rel: "reconciliations", method: "GET", href, scope: Scope::Admin.code(), body: None }
 }
 
 /// The same resume once more.

@@ -145,7 +145,7 @@ pub fn router(parts: Parts) -> Result<Router, String> {
 fn routes() -> Router<Arc<Api>> {
     Router::new()
         .route("/v1/runs", post(runs::run_create).get(runs::run_list))
-        .route("/v1/runs/{run_id}", get(runs::run_fetch))
+        .route("/v1/runs/{run_id}", get(runs::run_fetch).delete(runs::run_delete))
         .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
         .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
         .route("/v1/runs/{run_id}/messages", get(records::message_list))

@@ -196,6 +196,25 @@ pub(super) async fn run_cancel(
     Ok(accepted(settled(&api, &caller, view, &headers).await?))
 }
 
+/// Delete a run that has ended, with everything that was kept of it.
+///
+/// Refused while a call of it waits for a decision.
+#[utoipa::path(
+    delete, path = "/v1/runs/{run_id}", operation_id = "run_delete", tag = "runs",
+    security(("bearer" = ["runs:write"])),
+    params(("run_id" = String, Path, description = "The run's name")),
+    responses((status = 204, description = "The run is gone"))
+)]
+pub(super) async fn run_delete(
+    State(api): State<Arc<Api>>,
+    Writer(caller): Writer,
+    RunPath(id): RunPath,
+) -> Result<StatusCode, ApiError> {
+    let deleted = api.commands.delete(&asker(&caller), &id).await;
+    deleted.map_err(|error| ApiError::Command(error, Some(id)))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
 /// One run of the caller's tenant.
 pub(super) async fn fetch(api: &Api, caller: &Caller, id: &RunId) -> Result<RunView, ApiError> {
     api.store.run_fetch(&caller.tenant, id).await?.ok_or_else(no_run)

@@ -32,6 +32,9 @@ pub enum Refusal {
     /// The call has its result, was never sent, or may go on by itself.
     #[error("the call is not undecided")]
     NotReconcilable,
+    /// The run has calls whose outcome nobody knows.
+    #[error("the run has calls whose outcome nobody knows: decide them first")]
+    CallsUndecided,
     /// The run goes on waiting exactly as before.
     #[error("the request decides nothing")]
     NothingDecided,
@@ -51,6 +54,7 @@ impl Refusal {
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
+            Self::CallsUndecided => "calls-undecided",
             Self::NothingDecided => "nothing-decided",
             Self::Impossible(_) => "internal",
         }

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{StoreError, StoredEvent, codec};
+use super::{AuditRow, StoreError, StoredEvent, codec};
 use crate::run::event::{Event, EventBody};
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -91,8 +91,8 @@ pub enum Deletion {
 /// Deletes, by age or by wish.
 #[async_trait]
 pub trait RetentionStore: Send + Sync {
-    /// Deletes one run whole, receipts and kept keys too, in one transaction.
-    async fn run_delete(&self, tenant: &TenantId, uid: RunUid) -> Result<Deletion, StoreError>;
+    /// Deletes one run whole, receipts and kept keys too, beside its row of the audit, in one transaction.
+    async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError>;
     /// Runs that have something older than this, oldest first, strictly after `after`; none that waits for a person.
     async fn old_list(
         &self,

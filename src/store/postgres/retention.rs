@@ -7,10 +7,11 @@ use sqlx::{Postgres, Row as _, Transaction};
 use uuid::Uuid;
 
 use super::PostgresStore;
+use super::admin::audit_insert;
 use super::steady::SteadyPostgres;
 use crate::run::ids::{RunUid, TenantId};
 use crate::store::retention::{Deletion, Leftover, OldRun, RetentionStore, STEP_ROWS, Step};
-use crate::store::{StoreError, codec};
+use crate::store::{AuditRow, StoreError, codec};
 
 /// The advisory lock of whoever deletes by age: its number means nothing.
 const RETENTION_LOCK: i64 = 0x0c1a_1a1b;
@@ -18,9 +19,9 @@ const RETENTION_LOCK: i64 = 0x0c1a_1a1b;
 /// With the connections of now.
 #[async_trait]
 impl RetentionStore for SteadyPostgres {
-    async fn run_delete(&self, tenant: &TenantId, uid: RunUid) -> Result<Deletion, StoreError> {
+    async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError> {
         let store = self.now();
-        self.within(&store, store.run_delete(tenant, uid)).await
+        self.within(&store, store.run_delete(tenant, uid, audit)).await
     }
 
     async fn old_list(
@@ -50,7 +51,7 @@ type Tx = Transaction<'static, Postgres>;
 
 #[async_trait]
 impl RetentionStore for PostgresStore {
-    async fn run_delete(&self, tenant: &TenantId, uid: RunUid) -> Result<Deletion, StoreError> {
+    async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError> {
         let mut tx = self.pool.begin().await?;
         let run = (tenant, uid);
         // The row is locked: whoever decides about the run waits, and finds it gone.
@@ -79,6 +80,7 @@ impl RetentionStore for PostgresStore {
             delete(&mut tx, sql, run).await?;
         }
         head_delete(&mut tx, run).await?;
+        audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
         tx.commit().await?;
         Ok(Deletion::Deleted)
     }

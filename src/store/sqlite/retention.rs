@@ -6,17 +6,18 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, Sqlite, Transaction};
 use uuid::Uuid;
 
+use super::admin::audit_insert;
 use super::{SqliteStore, now_ms};
 use crate::run::ids::{RunUid, TenantId};
 use crate::store::retention::{Deletion, Leftover, OldRun, RetentionStore, STEP_ROWS, Step};
-use crate::store::{StoreError, codec};
+use crate::store::{AuditRow, StoreError, codec};
 
 type Run<'a> = (&'a TenantId, RunUid);
 type Tx = Transaction<'static, Sqlite>;
 
 #[async_trait]
 impl RetentionStore for SqliteStore {
-    async fn run_delete(&self, tenant: &TenantId, uid: RunUid) -> Result<Deletion, StoreError> {
+    async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError> {
         let mut tx = self.write().await?;
         let run = (tenant, uid);
         let found: Option<(bool, bool)> = sqlx::query_as(
@@ -44,6 +45,7 @@ impl RetentionStore for SqliteStore {
             delete(&mut tx, sql, run).await?;
         }
         head_delete(&mut tx, run).await?;
+        audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
         tx.commit().await?;
         Ok(Deletion::Deleted)
     }

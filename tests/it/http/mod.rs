@@ -1,6 +1,7 @@
 //! The HTTP contract, against the router in this process: real store, real executor, scripted models.
 
 mod cancel;
+mod delete;
 mod document;
 mod faults;
 mod harness;

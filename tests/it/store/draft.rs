@@ -12,7 +12,7 @@ use countersign::run::result::Usage;
 use countersign::run::spec::{RunSpec, SideEffectClass};
 use countersign::run::status::Status;
 use countersign::run::time::Timestamp;
-use countersign::store::{Admission, Admitted, Claim, ExecutorStore, OwnedCommit, RunStore, Store};
+use countersign::store::{Admission, Admitted, AuditRow, Claim, ExecutorStore, OwnedCommit, RunStore, Store};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -197,4 +197,17 @@ pub(crate) async fn picture(store: &dyn RunStore, run: &Draft) -> String {
     let receipts = store.receipt_list(&run.tenant, run.uid, None, 10_000).await.unwrap();
     let secrets = store.secret_list(&run.tenant, run.uid).await.unwrap();
     format!("{loaded:#?}\n{events:#?}\n{receipts:#?}\n{secrets:#?}")
+}
+
+/// A row of the audit.
+pub(crate) fn audit_row() -> AuditRow {
+    AuditRow {
+        id: Uuid::new_v4(),
+        at: at(5),
+        actor: actor("root"),
+        action: "run.delete".to_owned(),
+        subject: "r".to_owned(),
+        run_id: None,
+        detail: json!({}),
+    }
 }

@@ -12,7 +12,7 @@ use countersign::store::{Claim, RunFilter, SealedSecret, Store};
 use serde_json::{Value, json};
 
 use super::admission::kept;
-use super::draft::{Draft, apply, at, call, node, picture, undecided};
+use super::draft::{Draft, apply, at, audit_row, call, node, picture, undecided};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
@@ -225,8 +225,8 @@ async fn deleted(database: Database) {
     end(&*store, &mut run, &claim).await;
     let before = [picture(&*store, &neighbours[0]).await, picture(&*store, &neighbours[1]).await];
 
-    assert_eq!(store.run_delete(&run.tenant, run.uid).await.unwrap(), Deletion::Deleted);
-    assert_eq!(store.run_delete(&run.tenant, run.uid).await.unwrap(), Deletion::Missing);
+    assert_eq!(store.run_delete(&run.tenant, run.uid, &audit_row()).await.unwrap(), Deletion::Deleted);
+    assert_eq!(store.run_delete(&run.tenant, run.uid, &audit_row()).await.unwrap(), Deletion::Missing);
     let mut left = Vec::new();
     for table in TABLES {
         left.push(rows(&database, table).await);
@@ -245,13 +245,13 @@ async fn refused(database: Database) {
     commit.calls_made = vec![call(0, 0, undecided())];
     assert!(apply(&*store, &claim, &commit).await);
     let before = picture(&*store, &run).await;
-    assert_eq!(store.run_delete(&run.tenant, run.uid).await.unwrap(), Deletion::Active);
+    assert_eq!(store.run_delete(&run.tenant, run.uid, &audit_row()).await.unwrap(), Deletion::Active);
     let other = super::draft::tenant("globex");
-    assert_eq!(store.run_delete(&other, run.uid).await.unwrap(), Deletion::Missing);
+    assert_eq!(store.run_delete(&other, run.uid, &audit_row()).await.unwrap(), Deletion::Missing);
     assert_eq!(picture(&*store, &run).await, before);
     end(&*store, &mut run, &claim).await;
     let before = picture(&*store, &run).await;
-    assert_eq!(store.run_delete(&run.tenant, run.uid).await.unwrap(), Deletion::Undecided);
+    assert_eq!(store.run_delete(&run.tenant, run.uid, &audit_row()).await.unwrap(), Deletion::Undecided);
     assert_eq!(picture(&*store, &run).await, before);
 }
 

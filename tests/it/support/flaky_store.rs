@@ -323,8 +323,8 @@ impl FollowStore for FlakyStore {
 
 #[async_trait]
 impl RetentionStore for FlakyStore {
-    async fn run_delete(&self, tenant: &TenantId, uid: RunUid) -> Result<Deletion, StoreError> {
-        self.write("run_delete", self.store.run_delete(tenant, uid)).await
+    async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError> {
+        self.write("run_delete", self.store.run_delete(tenant, uid, audit)).await
     }
 
     async fn old_list(

@@ -1,0 +1,34 @@
+//! Deletes a run whole: everything that was kept of it, its receipts too. Who did it stays in the audit.
+
+use serde_json::json;
+
+use super::{Asker, CommandError, Commands};
+use crate::run::ids::RunId;
+use crate::run::refusal::Refusal;
+use crate::store::AuditRow;
+use crate::store::retention::Deletion;
+
+impl Commands {
+    /// Deletes a run that has ended and of which no call waits for a person.
+    ///
+    /// # Errors
+    /// `NotFound`, `Store`, `Refused` with `RunActive` or `CallsUndecided`; nothing is deleted then.
+    pub async fn delete(&self, asker: &Asker, id: &RunId) -> Result<(), CommandError> {
+        let view = self.view(asker, id).await?;
+        let audit = AuditRow {
+            id: self.clock.run_uid().0,
+            at: self.clock.now(),
+            actor: asker.actor.clone(),
+            action: "run.delete".to_owned(),
+            subject: id.as_str().to_owned(),
+            run_id: Some(id.clone()),
+            detail: json!({ "status": view.head.status.code(), "finished_at": view.head.finished_at }),
+        };
+        match self.store.run_delete(&asker.tenant, view.uid, &audit).await? {
+            Deletion::Deleted => Ok(()),
+            Deletion::Missing => Err(CommandError::NotFound),
+            Deletion::Active => Err(Refusal::RunActive.into()),
+            Deletion::Undecided => Err(Refusal::CallsUndecided.into()),
+        }
+    }
+}
