@@ -64,6 +64,7 @@ impl Executor {
     pub async fn drain(&self, limit: Duration) {
         let shared = &self.shared;
         shared.draining.cancel();
+        tracing::info!(runs = shared.owned.len(), "draining: runs let go at their next safe point");
         let emptied = async {
             while !shared.owned.is_empty() {
                 tokio::select! {
@@ -78,8 +79,9 @@ impl Executor {
         // From here on others have the runs: what is not out yet must not leave.
         shared.lose_all();
         let node = *shared.node.read();
-        if let Err(fault) = shared.parts.store.node_retire(node).await {
-            tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
+        match shared.parts.store.node_retire(node).await {
+            Ok(()) => tracing::info!("draining: the leases are given back"),
+            Err(fault) => tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse"),
         }
     }
 }

@@ -31,10 +31,13 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// Whether it counts against the run. A database that does not answer is no run's fault: runs that meet it often
-    /// must not be given up for it.
+    /// Whether it counts against the run. A database that does not answer is no run's fault, and neither is a node that
+    /// is older than the run: runs that meet it often must not be given up for it.
     pub(super) const fn is_the_runs(&self) -> bool {
-        !matches!(self, Self::LeaseLost | Self::Draining | Self::Store(StoreError::Unavailable(_)))
+        !matches!(
+            self,
+            Self::LeaseLost | Self::Draining | Self::Store(StoreError::Unavailable(_) | StoreError::Newer { .. })
+        )
     }
 }
 
@@ -48,6 +51,7 @@ mod tests {
         let corrupt = Stopped::Store(StoreError::Corrupt { what: "head", detail: String::new() });
         let checks = [
             (unavailable, false),
+            (Stopped::Store(StoreError::Newer { what: "head", version: 2 }), false),
             (Stopped::LeaseLost, false),
             (Stopped::Draining, false),
             (corrupt, true),

@@ -13,6 +13,7 @@ use futures::Stream;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::Api;
+use super::readers::Reading;
 use super::wait::LOOK_EVERY;
 use crate::auth::Caller;
 use crate::run::ids::RunUid;
@@ -36,6 +37,9 @@ const RETRY: &str = "retry: 1000\n\n";
 /// A comment.
 const PING: &str = ": ping\n\n";
 
+/// The last words to a reader whose stream ends although there is more to come: reconnect, elsewhere if need be.
+const STOPPING: &str = ": the server stops; reconnect\n\n";
+
 /// One reader of one run.
 pub(super) struct Feed {
     /// What handlers can reach.
@@ -46,6 +50,8 @@ pub(super) struct Feed {
     pub(super) uid: RunUid,
     /// The number of the last event that the reader has.
     pub(super) after: i64,
+    /// The reader's place.
+    pub(super) reading: Reading,
 }
 
 /// What a reader waits for.
@@ -54,14 +60,15 @@ enum Sign {
     Look,
     Beat,
     End,
+    Stop,
 }
 
 /// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
 pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let Feed { api, caller, uid, mut after } = feed;
+    let Feed { api, caller, uid, mut after, reading } = feed;
     let mut subscription = api.hub.subscribe(uid);
     async_stream::stream! {
-        let _reading = Reading::begin();
+        let _reading = reading;
         let ends = ends(&api, &caller);
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -87,7 +94,7 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                 let sign = tokio::select! {
                     biased;
                     () = sleep_until(ends) => Sign::End,
-                    () = api.stopping.cancelled() => Sign::End,
+                    () = api.stopping.cancelled() => Sign::Stop,
                     heard = subscription.next() => match heard {
                         Heard::Event(event) => Sign::Event(event),
                         Heard::Lagged => Sign::Look,
@@ -97,6 +104,10 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                 };
                 match sign {
                     Sign::End => return,
+                    Sign::Stop => {
+                        yield Ok(Bytes::from_static(STOPPING.as_bytes()));
+                        return;
+                    }
                     Sign::Look => continue 'read,
                     Sign::Beat => yield Ok(Bytes::from_static(PING.as_bytes())),
                     Sign::Event(event) if event.seq <= after => {}
@@ -116,11 +127,15 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
 }
 
 /// Status and result events of a tenant's runs, from now on.
-pub(super) fn tenant_events(api: Arc<Api>, caller: Caller) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+pub(super) fn tenant_events(
+    api: Arc<Api>,
+    caller: Caller,
+    reading: Reading,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     // Followed from here on, not from the first look at the stream: the answer's head says that it is live.
     let mut subscription = api.hub.subscribe_tenant(&caller.tenant);
     async_stream::stream! {
-        let _reading = Reading::begin();
+        let _reading = reading;
         let ends = ends(&api, &caller);
         yield Ok(Bytes::from_static(RETRY.as_bytes()));
         loop {
@@ -128,7 +143,10 @@ pub(super) fn tenant_events(api: Arc<Api>, caller: Caller) -> impl Stream<Item =
             tokio::select! {
                 biased;
                 () = sleep_until(ends) => return,
-                () = api.stopping.cancelled() => return,
+                () = api.stopping.cancelled() => {
+                    yield Ok(Bytes::from_static(STOPPING.as_bytes()));
+                    return;
+                }
                 heard = subscription.next() => match heard {
                     Heard::Event(event) => yield Ok(Bytes::from(format!("data: {}\n\n", event.body))),
                     // Live only: a reader that missed something reloads its lists when it reconnects.
@@ -196,20 +214,4 @@ fn frames(events: &[StoredEvent]) -> Bytes {
         write!(text, "id: {}\ndata: {}\n\n", event.seq, event.body).unwrap_or_default();
     }
     Bytes::from(text)
-}
-
-/// Counts the open streams.
-struct Reading;
-
-impl Reading {
-    fn begin() -> Self {
-        metrics::gauge!("countersign_event_readers").increment(1.0);
-        Self
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        metrics::gauge!("countersign_event_readers").decrement(1.0);
-    }
 }

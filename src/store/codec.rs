@@ -1,7 +1,8 @@
 //! What a row holds: the stored forms of the core's values, each with its version. Knows JSON and the core's types, no
 //! SQL.
 //!
-//! A document is `{"v": 1, "body": …}`. A version that this program does not know is corrupt to it, never guessed at.
+//! A document is `{"v": 1, "body": …}`. A version that this program does not know is never guessed at: a later one is
+//! left to the nodes that wrote it, any other is corrupt.
 //! Arguments and results of calls stand beside their document, as the JSON text that they are: a call that moves never
 //! writes its arguments again.
 
@@ -52,6 +53,9 @@ pub(super) fn encode<T: Serialize>(what: &'static str, body: &T) -> Result<Strin
 /// A versioned document as the value that it holds.
 pub(super) fn decode<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, StoreError> {
     let read: Read<'_> = serde_json::from_str(text).map_err(|fault| faulty(what, &fault))?;
+    if read.v > VERSION {
+        return Err(StoreError::Newer { what, version: read.v });
+    }
     if read.v != VERSION {
         return Err(corrupt(what, format_args!("version {} is not known", read.v)));
     }

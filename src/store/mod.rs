@@ -46,6 +46,14 @@ pub enum StoreError {
         /// The reader's words; no payload.
         detail: String,
     },
+    /// A row that a later version wrote: one of its nodes can go on with the run.
+    #[error("stored {what} is of version {version}, later than this program's")]
+    Newer {
+        /// Which kind of row.
+        what: &'static str,
+        /// Its version.
+        version: u32,
+    },
     /// These very rows can not be stored, now or later; others can.
     #[error("the rows are refused: {0}")]
     Rejected(String),

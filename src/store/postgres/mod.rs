@@ -5,6 +5,7 @@ mod commits;
 mod nodes;
 mod reads;
 mod runs;
+mod turn;
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -44,8 +45,11 @@ impl PostgresStore {
     pub(super) async fn open(url: &str, migrate: bool) -> Result<Self, StoreError> {
         let options = PgConnectOptions::from_str(url)?.application_name("countersign");
         let mut connection = options.connect().await?;
+        if migrate {
+            turn::take(&mut connection).await?;
+        }
         super::migrate(&migrator(), &mut connection, migrate).await?;
-        // A failed migration leaves its advisory lock with the connection, so this one is never pooled.
+        // The turn ends with the connection, also after a migration that failed: so this one is never pooled.
         connection.close().await?;
         let options = options.options([
             // Acknowledged is durable, whatever the server's default.
@@ -96,7 +100,10 @@ fn migrator() -> Migrator {
         let sql = SqlStr::from_static(sql);
         Migration::new(version, std::borrow::Cow::Borrowed(name), MigrationType::Simple, sql, false)
     };
-    Migrator::with_migrations(FILES.into_iter().map(migration).collect())
+    let mut migrator = Migrator::with_migrations(FILES.into_iter().map(migration).collect());
+    // Its own lock is waited for inside the database; `turn` says why that must not be.
+    migrator.set_locking(false);
+    migrator
 }
 
 #[async_trait]
