@@ -1,7 +1,7 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
-mod draft;
+pub(crate) mod draft;
 mod fencing;
 mod hub;
 mod isolation;
