@@ -28,9 +28,6 @@ use crate::store::{Claim, StoreError};
 /// Waits before a server that cannot be read is tried again by a leg without a caller.
 const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
 
-/// How long a node keeps a run that it cannot read before it gives it back.
-const LEFT_WAIT: Duration = Duration::from_secs(1);
-
 /// Waits before a commit is tried again while the database does not answer.
 const COMMIT_WAIT: Duration = Duration::from_millis(200);
 
@@ -53,18 +50,9 @@ pub(super) async fn drive(
             tracing::warn!(run = %claim.uid.0, "the lease of a run was lost");
             release(shared, claim, false).await;
         }
-        Ok(Err(stopped @ Stopped::Store(StoreError::Newer { .. }))) => {
-            tracing::warn!(run = %claim.uid.0, %stopped, "a run is left to a later version");
-            // Not at once: a node that can drive it must not have to outrun this one.
-            tokio::select! {
-                () = sleep(LEFT_WAIT) => {}
-                () = shared.draining.cancelled() => {}
-            }
-            release(shared, claim, false).await;
-        }
         Ok(Err(stopped)) if !stopped.is_the_runs() => {
-            tracing::warn!(run = %claim.uid.0, %stopped, "a run waits for the database");
-            sleep(COMMIT_WAIT).await;
+            tracing::warn!(run = %claim.uid.0, %stopped, "a run is given back as it was");
+            sleep(stopped.wait()).await;
             release(shared, claim, false).await;
         }
         Ok(Err(stopped)) => {

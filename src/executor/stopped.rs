@@ -1,5 +1,7 @@
 //! Why a run is let go of before it rests, and whether that counts against it.
 
+use std::time::Duration;
+
 use crate::run::refusal::Refusal;
 use crate::store::StoreError;
 use crate::store::journal::JournalError;
@@ -38,6 +40,23 @@ impl Stopped {
             self,
             Self::LeaseLost | Self::Draining | Self::Store(StoreError::Unavailable(_) | StoreError::Newer { .. })
         )
+    }
+}
+
+impl Stopped {
+    /// How long a node keeps a run that it cannot go on with before it gives it back. One that a later version must
+    /// drive waits longer: that node must not have to outrun this one.
+    pub(super) const fn wait(&self) -> Duration {
+        match self {
+            Self::Store(StoreError::Newer { .. }) => Duration::from_secs(1),
+            Self::Store(_)
+            | Self::LeaseLost
+            | Self::Draining
+            | Self::Refused(_)
+            | Self::NotKept(_)
+            | Self::Gone
+            | Self::NothingToDo => Duration::from_millis(200),
+        }
     }
 }
 

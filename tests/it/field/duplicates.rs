@@ -50,6 +50,8 @@ async fn field_a002_a_connection_that_was_closed_while_idle_costs_nothing() {
         let before = proxy.counts().1;
         // Closed by the server, and not known to be closed by anything but that.
         eventually("the idle connection is closed", || async { proxy.counts().1 > before }).await;
+        // The news travels over the loopback; a request that crosses it on the way is the other case.
+        sleep(Duration::from_millis(100)).await;
     }
     assert!(proxy.counts().0 > 5, "each call found its connection closed: {:?}", proxy.counts());
     assert_eq!(fake.count("initialize"), 1, "the session lives on");
@@ -57,18 +59,20 @@ async fn field_a002_a_connection_that_was_closed_while_idle_costs_nothing() {
 
 #[tokio::test]
 async fn field_a002_a_call_that_was_read_whole_and_not_answered_is_never_sent_again() {
-    let fake = FakeMcp::start().await;
-    let proxy = Proxy::start(fake.addr(), Duration::from_mins(1)).await;
-    let (pool, target) = (pool(), target(&proxy.url()));
-    assert_eq!(class(&call(&pool, &target).await), "done");
-    let connections = proxy.counts().0;
-    proxy.swallow_answers();
-    // On a connection that was used before: the one case that HTTP clients like to repeat by themselves.
-    assert_eq!(class(&call(&pool, &target).await), "unknown lost-response");
-    assert_eq!(fake.count("tools/call"), 2);
-    sleep(Duration::from_millis(300)).await;
-    assert_eq!(fake.count("tools/call"), 2);
-    assert_eq!(proxy.counts().0, connections, "it went out on the connection that was there");
+    for _ in 0..5 {
+        let fake = FakeMcp::start().await;
+        let proxy = Proxy::start(fake.addr(), Duration::from_mins(1)).await;
+        let (pool, target) = (pool(), target(&proxy.url()));
+        for _ in 0..3 {
+            assert_eq!(class(&call(&pool, &target).await), "done");
+        }
+        // On a connection that was used before: the one case that HTTP clients like to repeat by themselves.
+        proxy.swallow_answers();
+        assert_eq!(class(&call(&pool, &target).await), "unknown lost-response");
+        assert_eq!(fake.count("tools/call"), 4);
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(fake.count("tools/call"), 4);
+    }
 }
 
 async fn field_a004_a_resume_that_comes_twice_at_once_allows_one_attempt(database: Database) {

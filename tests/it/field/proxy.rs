@@ -81,6 +81,7 @@ async fn pass(mut client: TcpStream, to: SocketAddr, state: Arc<State>) {
             Ok(true) => {}
             Ok(false) => return,
             Err(_elapsed) => {
+                drop((client, server));
                 state.closed.fetch_add(1, Ordering::SeqCst);
                 return;
             }
