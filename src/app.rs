@@ -43,6 +43,9 @@ const ISSUER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for answers under way when the server stops.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
+/// Event streams that one actor may have open at once.
+const STREAMS_PER_ACTOR: usize = 10_000;
+
 /// How shared connections to MCP servers are kept.
 const POOL: PoolSettings = PoolSettings {
     idle_close: Duration::from_mins(5),
@@ -178,6 +181,7 @@ impl App {
 
     async fn drain(&self) {
         self.stopping.cancel();
+        tracing::info!("draining: streams end");
         self.executor.drain(self.drain).await;
     }
 
@@ -189,6 +193,22 @@ impl App {
             tracing::warn!("some tasks did not end; they end with the process");
         }
         self.store.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// What the HTTP server of one node grants.
+#[derive(Clone, Copy, Debug)]
+pub struct Grants {
+    /// What a connection may cost.
+    pub connection: ConnectionLimits,
+    /// Event streams that one actor may have open at once.
+    pub streams_per_actor: usize,
+}
+
+impl Default for Grants {
+    fn default() -> Self {
+        Self { connection: ConnectionLimits::default(), streams_per_actor: STREAMS_PER_ACTOR }
     }
 }
 
@@ -212,6 +232,7 @@ impl Server {
         app: App,
         listener: TcpListener,
         metrics: Arc<dyn Fn() -> String + Send + Sync>,
+        grants: Grants,
     ) -> anyhow::Result<Self> {
         let address = listener.local_addr().context("the address that is listened at")?;
         let issuer_client = app.egress.client(CONNECT_TIMEOUT, Some(ISSUER_READ_TIMEOUT)).context("HTTP client")?;
@@ -227,17 +248,16 @@ impl Server {
             phase: seen,
             stopping: app.stopping.clone(),
             metrics,
-            settings: HttpSettings { max_body_bytes: config.max_body_bytes, cors_origins: config.cors_origins.clone() },
+            settings: HttpSettings {
+                max_body_bytes: config.max_body_bytes,
+                cors_origins: config.cors_origins.clone(),
+                streams_per_actor: grants.streams_per_actor,
+            },
         })
         .map_err(anyhow::Error::msg)?;
         let closing = CancellationToken::new();
-        let serving = app.tracker.spawn(http::serve(
-            listener,
-            router,
-            ConnectionLimits::default(),
-            app.tracker.clone(),
-            closing.clone(),
-        ));
+        let serving =
+            app.tracker.spawn(http::serve(listener, router, grants.connection, app.tracker.clone(), closing.clone()));
         Ok(Self { app, address, phase, serving, closing })
     }
 

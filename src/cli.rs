@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::app::{App, Server};
+use crate::app::{App, Grants, Server};
 use crate::auth::{Grant, Scope, mint, parse_ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, Config};
@@ -120,7 +120,7 @@ async fn start(config: &Config, migrate: bool) -> anyhow::Result<Server> {
         let counters = counters.clone();
         move || counters.run_upkeep()
     });
-    Server::start(config, app, listener, Arc::new(move || counters.render()))
+    Server::start(config, app, listener, Arc::new(move || counters.render()), Grants::default())
 }
 
 /// Brings the schema up to date.

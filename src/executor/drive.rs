@@ -49,8 +49,8 @@ pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals,
             release(shared, claim, false).await;
         }
         Ok(Err(stopped)) if !stopped.is_the_runs() => {
-            tracing::warn!(run = %claim.uid.0, %stopped, "a run waits for the database");
-            sleep(COMMIT_WAIT).await;
+            tracing::warn!(run = %claim.uid.0, %stopped, "a run is given back as it was");
+            sleep(stopped.wait()).await;
             release(shared, claim, false).await;
         }
         Ok(Err(stopped)) => {

@@ -84,6 +84,7 @@ impl Executor {
     pub async fn drain(&self, limit: Duration) {
         let shared = &self.shared;
         shared.draining.cancel();
+        tracing::info!(runs = shared.owned.len(), "draining: runs let go at their next safe point");
         let emptied = async {
             while !shared.owned.is_empty() {
                 tokio::select! {
@@ -99,8 +100,9 @@ impl Executor {
         shared.lose_all();
         let node = *shared.node.read();
         failpoint::pass("node.retire.before");
-        if let Err(fault) = shared.parts.store.node_retire(node).await {
-            tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
+        match shared.parts.store.node_retire(node).await {
+            Ok(()) => tracing::info!("draining: the leases are given back"),
+            Err(fault) => tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse"),
         }
         failpoint::pass("node.retire.after");
     }

@@ -1,5 +1,7 @@
 //! Why a run is let go of before it rests, and whether that counts against it.
 
+use std::time::Duration;
+
 use crate::run::refusal::Refusal;
 use crate::store::StoreError;
 use crate::store::journal::JournalError;
@@ -31,10 +33,30 @@ pub(super) enum Stopped {
 }
 
 impl Stopped {
-    /// Whether it counts against the run. A database that does not answer is no run's fault: runs that meet it often
-    /// must not be given up for it.
+    /// Whether it counts against the run. A database that does not answer is no run's fault, and neither is a node that
+    /// is older than the run: runs that meet it often must not be given up for it.
     pub(super) const fn is_the_runs(&self) -> bool {
-        !matches!(self, Self::LeaseLost | Self::Draining | Self::Store(StoreError::Unavailable(_)))
+        !matches!(
+            self,
+            Self::LeaseLost | Self::Draining | Self::Store(StoreError::Unavailable(_) | StoreError::Newer { .. })
+        )
+    }
+}
+
+impl Stopped {
+    /// How long a node keeps a run that it cannot go on with before it gives it back. One that a later version must
+    /// drive waits longer: that node must not have to outrun this one.
+    pub(super) const fn wait(&self) -> Duration {
+        match self {
+            Self::Store(StoreError::Newer { .. }) => Duration::from_secs(1),
+            Self::Store(_)
+            | Self::LeaseLost
+            | Self::Draining
+            | Self::Refused(_)
+            | Self::NotKept(_)
+            | Self::Gone
+            | Self::NothingToDo => Duration::from_millis(200),
+        }
     }
 }
 
@@ -48,6 +70,7 @@ mod tests {
         let corrupt = Stopped::Store(StoreError::Corrupt { what: "head", detail: String::new() });
         let checks = [
             (unavailable, false),
+            (Stopped::Store(StoreError::Newer { what: "head", version: 2 }), false),
             (Stopped::LeaseLost, false),
             (Stopped::Draining, false),
             (corrupt, true),

@@ -17,6 +17,7 @@ use super::feed::{self, Feed};
 use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{EventCursor, Query, encode};
+use super::readers::Reading;
 use super::runs::fetch;
 use crate::auth::{Caller, Scope};
 use crate::run::event::Event;
@@ -92,7 +93,7 @@ pub(super) async fn event_list(
                 return Ok(StatusCode::NO_CONTENT.into_response());
             }
             check_reached(&view, after)?;
-            Ok(stream(&api, &caller, &view, after))
+            stream(&api, &caller, &view, after)
         }
     }
 }
@@ -149,8 +150,18 @@ async fn page(
 }
 
 /// The run's events after that number, as a stream.
-pub(super) fn stream(api: &Arc<Api>, caller: &Caller, view: &RunView, after: i64) -> Response {
-    let feed = Feed { api: Arc::clone(api), caller: caller.clone(), id: view.id.clone(), uid: view.uid, after };
+///
+/// # Errors
+/// `TooManyStreams`.
+pub(super) fn stream(api: &Arc<Api>, caller: &Caller, view: &RunView, after: i64) -> Result<Response, ApiError> {
+    let reading = api.readers.enter(caller)?;
+    Ok(stream_of(api, caller, view, after, reading))
+}
+
+/// The same for a reader who has a place already.
+pub(super) fn stream_of(api: &Arc<Api>, caller: &Caller, view: &RunView, after: i64, reading: Reading) -> Response {
+    let (api, caller, id, uid) = (Arc::clone(api), caller.clone(), view.id.clone(), view.uid);
+    let feed = Feed { api, caller, id, uid, after, reading };
     streamed(Body::from_stream(feed::run_events(feed)))
 }
 
@@ -169,17 +180,18 @@ pub(super) async fn event_watch(
     if !headers::takes_stream(&headers) {
         return Err(ApiError::NotAcceptable("only text/event-stream can be given"));
     }
+    let reading = api.readers.enter(&caller)?;
     // Followed from here on, not from the first look at the stream: the answer's head says that it is live.
     let subscription = api.follower.watch(&caller.tenant).await?;
-    Ok(streamed(Body::from_stream(feed::tenant_events(api, caller, subscription))))
+    Ok(streamed(Body::from_stream(feed::tenant_events(api, caller, subscription, reading))))
 }
 
 fn streamed(body: Body) -> Response {
     let mut response = body.into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // Buffering proxies would hold events back.
+    // A proxy that compresses would hold events back until its block is full; one that buffers, until its buffer is.
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -13,6 +13,7 @@ use futures::Stream;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::Api;
+use super::readers::Reading;
 use crate::auth::Caller;
 use crate::run::ids::{RunId, RunUid};
 use crate::store::hub::{Heard, TenantSubscription};
@@ -35,6 +36,9 @@ const RETRY: &str = "retry: 1000\n\n";
 /// A comment.
 const PING: &str = ": ping\n\n";
 
+/// The last words to a reader whose stream ends although there is more to come: reconnect, elsewhere if need be.
+const STOPPING: &str = ": the server stops; reconnect\n\n";
+
 /// One reader of one run.
 pub(super) struct Feed {
     /// What handlers can reach.
@@ -47,6 +51,8 @@ pub(super) struct Feed {
     pub(super) uid: RunUid,
     /// The number of the last event that the reader has.
     pub(super) after: i64,
+    /// The reader's place.
+    pub(super) reading: Reading,
 }
 
 /// What a reader waits for.
@@ -55,14 +61,15 @@ enum Sign {
     Look,
     Beat,
     End,
+    Stop,
 }
 
 /// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
 pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let Feed { api, caller, id, uid, mut after } = feed;
+    let Feed { api, caller, id, uid, mut after, reading } = feed;
     let mut subscription = api.hub.subscribe(&caller.tenant, uid);
     async_stream::stream! {
-        let _reading = Reading::begin();
+        let _reading = reading;
         let ends = ends(&api, &caller);
         let mut heartbeat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -88,7 +95,7 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                 let sign = tokio::select! {
                     biased;
                     () = sleep_until(ends) => Sign::End,
-                    () = api.stopping.cancelled() => Sign::End,
+                    () = api.stopping.cancelled() => Sign::Stop,
                     heard = subscription.next() => match heard {
                         Heard::Event(event) => Sign::Event(event),
                         Heard::Lagged => Sign::Look,
@@ -97,6 +104,10 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                 };
                 match sign {
                     Sign::End => return,
+                    Sign::Stop => {
+                        yield Ok(Bytes::from_static(STOPPING.as_bytes()));
+                        return;
+                    }
                     Sign::Look => continue 'read,
                     Sign::Beat => yield Ok(Bytes::from_static(PING.as_bytes())),
                     Sign::Event(event) if event.seq <= after => {}
@@ -121,9 +132,10 @@ pub(super) fn tenant_events(
     api: Arc<Api>,
     caller: Caller,
     mut subscription: TenantSubscription,
+    reading: Reading,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     async_stream::stream! {
-        let _reading = Reading::begin();
+        let _reading = reading;
         let ends = ends(&api, &caller);
         yield Ok(Bytes::from_static(RETRY.as_bytes()));
         loop {
@@ -131,7 +143,10 @@ pub(super) fn tenant_events(
             tokio::select! {
                 biased;
                 () = sleep_until(ends) => return,
-                () = api.stopping.cancelled() => return,
+                () = api.stopping.cancelled() => {
+                    yield Ok(Bytes::from_static(STOPPING.as_bytes()));
+                    return;
+                }
                 heard = subscription.next() => match heard {
                     Heard::Event(event) => yield Ok(Bytes::from(format!("data: {}\n\n", event.body))),
                     // Live only: a reader that missed something reloads its lists when it reconnects.
@@ -202,20 +217,4 @@ fn frames(events: &[StoredEvent]) -> Bytes {
         write!(text, "id: {}\ndata: {}\n\n", event.seq, event.body).unwrap_or_default();
     }
     Bytes::from(text)
-}
-
-/// Counts the open streams.
-struct Reading;
-
-impl Reading {
-    fn begin() -> Self {
-        metrics::gauge!("countersign_event_readers").increment(1.0);
-        Self
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        metrics::gauge!("countersign_event_readers").decrement(1.0);
-    }
 }

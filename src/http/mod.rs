@@ -13,6 +13,7 @@ pub mod openapi;
 mod probes;
 mod problem;
 mod query;
+mod readers;
 mod records;
 mod runs;
 mod schema;
@@ -39,6 +40,7 @@ use crate::commands::Commands;
 use crate::store::Store;
 use crate::store::follow::Follower;
 use crate::store::hub::Hub;
+use readers::Readers;
 use schema::Schemas;
 
 /// What the HTTP server needs.
@@ -74,6 +76,8 @@ pub struct HttpSettings {
     pub max_body_bytes: usize,
     /// Origins of browsers' pages that may call the API.
     pub cors_origins: Vec<String>,
+    /// Event streams that one actor may have open at once.
+    pub streams_per_actor: usize,
 }
 
 /// Where a server is in its life.
@@ -102,6 +106,7 @@ pub(crate) struct Api {
     settings: HttpSettings,
     schemas: Schemas,
     document: String,
+    readers: Readers,
 }
 
 /// The whole HTTP server as a router.
@@ -125,6 +130,7 @@ pub fn router(parts: Parts) -> Result<Router, String> {
         phase,
         stopping,
         metrics,
+        readers: Readers::new(settings.streams_per_actor),
         settings,
         schemas,
         document: openapi::print(&document),

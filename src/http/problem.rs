@@ -50,6 +50,8 @@ pub(super) enum ApiError {
     PayloadTooLarge(usize),
     /// A body that stopped coming.
     BodyUnread,
+    /// An actor with as many open streams as it may have.
+    TooManyStreams(usize),
     /// A command that was refused, and the run that it was about.
     Command(CommandError, Option<RunId>),
     /// The store could not do it.
@@ -245,6 +247,7 @@ impl ApiError {
             Self::BodyUnread => {
                 Problem::new(StatusCode::BAD_REQUEST, "malformed-json", "The body is not JSON", "the body was cut")
             }
+            Self::TooManyStreams(limit) => too_many_streams(limit),
             Self::Command(error, run) => of_command(error, run.as_ref()),
             Self::Store(error) => of_store(&error),
             Self::Internal(cause) => internal(cause),
@@ -288,6 +291,13 @@ fn overloaded(detail: impl Into<String>) -> Problem {
     problem
 }
 
+fn too_many_streams(limit: usize) -> Problem {
+    let detail = format!("{limit} event streams of this actor are open: close some, or follow GET /v1/events");
+    let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", "Too many open streams", detail);
+    problem.retry_after_s = Some(RETRY_AFTER_S);
+    problem
+}
+
 /// A defect: its cause is logged here, once, and never told.
 fn internal(cause: &str) -> Problem {
     tracing::error!(cause, "a request failed by a defect");
@@ -299,6 +309,10 @@ fn of_store(error: &StoreError) -> Problem {
         StoreError::Unavailable(_) => {
             tracing::warn!(%error, "the database does not answer");
             overloaded("the database does not answer")
+        }
+        StoreError::Newer { .. } => {
+            tracing::warn!(%error, "a later version has been here");
+            overloaded("a later version of the server is needed for this; ask again")
         }
         StoreError::Rejected(_) | StoreError::Corrupt { .. } | StoreError::Misconfigured(_) => {
             internal(&error.to_string())

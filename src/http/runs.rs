@@ -12,6 +12,7 @@ use super::extract::{Checked, Reader, RunPath, Writer, asker, need, no_run, requ
 use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{Query, encode};
+use super::readers::Reading;
 use super::views::{Run, RunPage};
 use super::{events, links, wait};
 use crate::auth::{Caller, Scope};
@@ -48,9 +49,10 @@ pub(super) async fn run_create(
     body: Checked<CreateRun>,
 ) -> Result<Response, ApiError> {
     let form = headers::form(&headers).ok_or(ApiError::NotAcceptable(events::FORMS))?;
-    if form == Form::Stream {
-        need(&caller, Scope::RunsRead)?;
-    }
+    let reading = match form {
+        Form::Stream => Some(reading(&api, &caller)?),
+        Form::Json => None,
+    };
     let key = request_key(&headers, &api, &body.bytes)?;
     let named = body.value.id.clone().and_then(RunId::parse);
     let created = api.commands.create(&asker(&caller), body.value, key).await;
@@ -60,13 +62,19 @@ pub(super) async fn run_create(
         ApiError::Command(error, run)
     })?;
     let view = fetch(&api, &caller, &created.id).await?;
-    let mut response = match form {
-        Form::Stream => events::stream(&api, &caller, &view, 0),
-        Form::Json => settled(&api, &caller, view, &headers).await?,
+    let mut response = match reading {
+        Some(reading) => events::stream_of(&api, &caller, &view, 0, reading),
+        None => settled(&api, &caller, view, &headers).await?,
     };
     *response.status_mut() = StatusCode::CREATED;
     mark_created(&mut response, &created.id, created.replayed);
     Ok(response)
+}
+
+/// A place for the stream of a run that is not created yet: who may not read it should not have created it.
+fn reading(api: &Api, caller: &Caller) -> Result<Reading, ApiError> {
+    need(caller, Scope::RunsRead)?;
+    api.readers.enter(caller)
 }
 
 fn mark_created(response: &mut Response, id: &RunId, replayed: bool) {

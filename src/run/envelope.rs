@@ -166,6 +166,7 @@ pub fn undecided_call(call: &Call) -> Option<UndecidedCall> {
         tool: call.tool.clone(),
         input: call.input.clone(),
         cause: cause.code().to_owned(),
+        message: cause.message().to_owned(),
         since: *since,
     })
 }

@@ -80,7 +80,7 @@ pub enum EventBody {
         /// What the backend returned.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output: Option<Value>,
-        /// Why it failed.
+        /// Why it failed, or why nobody knows whether it did.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         error: Option<ToolError>,
         /// Why the outcome is unknown.
@@ -223,6 +223,8 @@ pub struct UndecidedCall {
     pub input: Value,
     /// Why nobody knows.
     pub cause: String,
+    /// The same in words, for people.
+    pub message: String,
     /// Since when.
     pub since: Timestamp,
 }

@@ -73,4 +73,20 @@ impl Cause {
             Self::Cancelled => "cancelled",
         }
     }
+
+    /// What a person is told. Each says what happened, and all that the action may have happened.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Crash => {
+                "The server stopped or died after this call was sent and before an answer was stored. The action may \
+                 have happened."
+            }
+            Self::LostResponse => {
+                "This call was sent, and the connection broke or the answer could not be read. The action may have \
+                 happened."
+            }
+            Self::TimeOut => "This call was sent and not answered in time. The action may have happened.",
+            Self::Cancelled => "The run was cancelled while this call was out. The action may have happened.",
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! What a row holds: the stored forms of the core's values, each with its version. Knows JSON and the core's types, no
 //! SQL.
 //!
-//! A document is `{"v": 1, "body": …}`. A version that this program does not know is corrupt to it, never guessed at.
+//! A document is `{"v": 1, "body": …}`. A version that this program does not know is never guessed at: a later one is
+//! left to the nodes that wrote it, any other is corrupt.
 //! Arguments and results of calls stand beside their document, as the JSON text that they are: a call that moves never
 //! writes its arguments again.
 
@@ -11,21 +12,20 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
-use super::{AuditRow, FoundCall, RunView, StoreError, StoredEvent, Wishes};
-use crate::run::call::{Call, CallTarget, Stage};
+use super::blobs::{Bodies, Kept, Wanted};
+use super::calls::CallText;
+use super::{AuditRow, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
-use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
+use crate::run::ids::{Actor, RunId, RunUid};
 use crate::run::message::Message;
-use crate::run::outcome::{Cause, ToolError};
 use crate::run::status::Status;
 use crate::run::time::Timestamp;
 
 /// The version of every document that this program writes.
 const VERSION: u32 = 1;
 /// How deeply nested a value the JSON reader takes.
-const DEPTH: usize = 127;
+pub(super) const DEPTH: usize = 127;
 
 #[derive(Serialize)]
 struct Written<'a, T> {
@@ -54,6 +54,9 @@ pub(super) fn encode<T: Serialize>(what: &'static str, body: &T) -> Result<Strin
 /// A versioned document as the value that it holds.
 pub(super) fn decode<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, StoreError> {
     let read: Read<'_> = serde_json::from_str(text).map_err(|fault| faulty(what, &fault))?;
+    if read.v > VERSION {
+        return Err(StoreError::Newer { what, version: read.v });
+    }
     if read.v != VERSION {
         return Err(corrupt(what, format_args!("version {} is not known", read.v)));
     }
@@ -70,7 +73,7 @@ pub(super) fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<S
 }
 
 /// Refuses what the reader would refuse: a run that is stored must load.
-fn readable(what: &'static str, text: String, most: usize) -> Result<String, StoreError> {
+pub(super) fn readable(what: &'static str, text: String, most: usize) -> Result<String, StoreError> {
     let (mut depth, mut deepest, mut quoted, mut escaped) = (0_usize, 0_usize, false, false);
     for byte in text.bytes() {
         match byte {
@@ -91,7 +94,7 @@ fn readable(what: &'static str, text: String, most: usize) -> Result<String, Sto
     Ok(text)
 }
 
-fn json_value(what: &'static str, text: &str) -> Result<Value, StoreError> {
+pub(super) fn json_value(what: &'static str, text: &str) -> Result<Value, StoreError> {
     serde_json::from_str(text).map_err(|fault| faulty(what, &fault))
 }
 
@@ -121,171 +124,6 @@ pub(super) fn labels<'a>(metadata: impl IntoIterator<Item = (&'a String, &'a Str
 pub(super) fn wanted_labels(wanted: &[(String, String)]) -> Result<String, StoreError> {
     let wanted: Vec<[String; 2]> = wanted.iter().map(|(key, value)| [label_text(key), label_text(value)]).collect();
     json_text("metadata", &wanted)
-}
-
-/// A call without its arguments and its result.
-#[derive(Serialize, Deserialize)]
-struct CallDocument {
-    key: CallKey,
-    call_id: CallId,
-    tool: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    target: Option<CallTarget>,
-    attempt: u32,
-    stage: StageDocument,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    decided_by: Option<Actor>,
-    created_at: Timestamp,
-}
-
-/// A stage without the backend's result.
-#[derive(Serialize, Deserialize)]
-#[serde(tag = "stage", rename_all = "kebab-case")]
-enum StageDocument {
-    Rejected { rule: String, reason: String },
-    Pending,
-    Executing { since: Timestamp },
-    Completed { settled_at: Timestamp },
-    Failed { settled_at: Timestamp, error: ToolError },
-    Indeterminate { cause: Cause, since: Timestamp, authorized: bool },
-}
-
-/// A row of `calls`.
-#[derive(Clone, Debug)]
-pub(super) struct CallRow {
-    pub(super) turn: i64,
-    pub(super) pos: i64,
-    pub(super) stage: &'static str,
-    /// Since when nobody knows its outcome.
-    pub(super) undecided_since: Option<i64>,
-    pub(super) created_at: i64,
-    pub(super) input: String,
-    pub(super) body: String,
-    pub(super) output: Option<String>,
-    pub(super) blobs: Option<String>,
-}
-
-/// Where arguments and result stand in the column `blobs` of a call.
-const INPUT: &str = "/input";
-const OUTPUT: &str = "/output";
-
-impl CallRow {
-    pub(super) fn encode(call: &Call, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
-        let (stage, output) = split_stage(&call.stage);
-        let undecided_since = match &call.stage {
-            Stage::Indeterminate { since, .. } => Some(since.as_millis()),
-            Stage::Rejected { .. }
-            | Stage::Pending
-            | Stage::Executing { .. }
-            | Stage::Completed { .. }
-            | Stage::Failed { .. } => None,
-        };
-        let document = CallDocument {
-            key: call.key,
-            call_id: call.call_id.clone(),
-            tool: call.tool.clone(),
-            target: call.target.clone(),
-            attempt: call.attempt,
-            stage,
-            decided_by: call.decided_by.clone(),
-            created_at: call.created_at,
-        };
-        let mut places = Places::new();
-        let mut value = |what: &'static str, root: &str, value: &Value| {
-            let text = readable(what, json_text(what, value)?, DEPTH)?;
-            Ok::<String, StoreError>(cuttings.cut(root, &text, &mut places).unwrap_or(text))
-        };
-        let input = value("call input", INPUT, &call.input)?;
-        let output = output.map(|output| value("call output", OUTPUT, output)).transpose()?;
-        Ok(Self {
-            turn: call.key.turn.into(),
-            pos: call.key.position.into(),
-            stage: call.stage.code(),
-            undecided_since,
-            created_at: call.created_at.as_millis(),
-            input,
-            body: encode("call", &document)?,
-            output,
-            blobs: blobs::column(&places)?,
-        })
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.input.len() + self.body.len() + self.output.as_ref().map_or(0, String::len)
-    }
-}
-
-fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
-    match stage {
-        Stage::Rejected { rule, reason } => {
-            (StageDocument::Rejected { rule: rule.clone(), reason: reason.clone() }, None)
-        }
-        Stage::Pending => (StageDocument::Pending, None),
-        Stage::Executing { since } => (StageDocument::Executing { since: *since }, None),
-        Stage::Completed { settled_at, output } => (StageDocument::Completed { settled_at: *settled_at }, Some(output)),
-        Stage::Failed { settled_at, error, output } => {
-            (StageDocument::Failed { settled_at: *settled_at, error: error.clone() }, output.as_ref())
-        }
-        Stage::Indeterminate { cause, since, authorized } => {
-            let (cause, since, authorized) = (*cause, *since, *authorized);
-            (StageDocument::Indeterminate { cause, since, authorized }, None)
-        }
-    }
-}
-
-/// A row of `calls` as it was read.
-#[derive(Clone, Debug)]
-pub(super) struct CallText {
-    body: String,
-    input: Kept,
-    output: Option<Kept>,
-}
-
-impl CallText {
-    pub(super) fn read(
-        body: String,
-        input: String,
-        output: Option<String>,
-        blobs: Option<&str>,
-    ) -> Result<Self, StoreError> {
-        let places = blobs::places(blobs)?;
-        let output = output.map(|text| Kept::at(OUTPUT, text, &places));
-        Ok(Self { body, input: Kept::at(INPUT, input, &places), output })
-    }
-
-    /// Whether the call has this label.
-    pub(super) fn is_named(&self, call_id: &CallId) -> Result<bool, StoreError> {
-        Ok(decode::<CallDocument>("call", &self.body)?.call_id == *call_id)
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.body.len() + self.input.bytes() + self.output.as_ref().map_or(0, Kept::bytes)
-    }
-
-    pub(super) fn want(&self, run: RunUid, wanted: &mut Wanted) {
-        wanted.add(run, &self.input);
-        if let Some(output) = &self.output {
-            wanted.add(run, output);
-        }
-    }
-
-    pub(super) fn decode(self, run: RunUid, bodies: &Bodies) -> Result<Call, StoreError> {
-        let output = self.output.map(|output| output.whole(run, bodies)).transpose()?;
-        call(&self.body, &self.input.whole(run, bodies)?, output.as_deref())
-    }
-}
-
-/// A call with its run's name, as it was read.
-pub(super) struct FoundText {
-    pub(super) run_id: RunId,
-    pub(super) uid: RunUid,
-    pub(super) call: CallText,
-}
-
-impl FoundText {
-    pub(super) fn decode(self, bodies: &Bodies) -> Result<FoundCall, StoreError> {
-        Ok(FoundCall { run_id: self.run_id, uid: self.uid, call: self.call.decode(self.uid, bodies)? })
-    }
 }
 
 /// A message as it was read.
@@ -321,34 +159,6 @@ impl ViewText {
         }
         Ok(self.view)
     }
-}
-
-/// A call from its row.
-fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreError> {
-    let document: CallDocument = decode("call", body)?;
-    let output = output.map(|text| json_value("call output", text)).transpose()?;
-    let stage = match document.stage {
-        StageDocument::Rejected { rule, reason } => Stage::Rejected { rule, reason },
-        StageDocument::Pending => Stage::Pending,
-        StageDocument::Executing { since } => Stage::Executing { since },
-        StageDocument::Completed { settled_at } => {
-            let output = output.ok_or_else(|| corrupt("call output", "missing in a completed call"))?;
-            Stage::Completed { settled_at, output }
-        }
-        StageDocument::Failed { settled_at, error } => Stage::Failed { settled_at, error, output },
-        StageDocument::Indeterminate { cause, since, authorized } => Stage::Indeterminate { cause, since, authorized },
-    };
-    Ok(Call {
-        key: document.key,
-        call_id: document.call_id,
-        tool: document.tool,
-        input: json_value("call input", input)?,
-        target: document.target,
-        attempt: document.attempt,
-        decided_by: document.decided_by,
-        stage,
-        created_at: document.created_at,
-    })
 }
 
 /// What others wish of a run, from its columns.
@@ -414,23 +224,6 @@ impl HeadColumns {
 pub(super) fn stored_event(event: &Event) -> Result<StoredEvent, StoreError> {
     let body = json_text("event", event)?;
     Ok(StoredEvent { seq: event.seq, kind: event.body.kind().to_owned(), body })
-}
-
-/// The calls of the last turn, and any earlier one that still waits for a person.
-pub(super) fn last_calls(
-    turn: u32,
-    run: RunUid,
-    rows: Vec<CallText>,
-    bodies: &Bodies,
-) -> Result<Vec<Call>, StoreError> {
-    let mut calls = Vec::new();
-    for row in rows {
-        let call = row.decode(run, bodies)?;
-        if call.key.turn == turn || call.is_undecided() {
-            calls.push(call);
-        }
-    }
-    Ok(calls)
 }
 
 /// A small document without a version, e.g. a JSON array of texts as a database groups them.

@@ -43,9 +43,10 @@ impl From<StoreError> for JournalError {
     fn from(fault: StoreError) -> Self {
         match fault {
             StoreError::Rejected(_) => Self::Rejected(Arc::new(fault)),
-            StoreError::Unavailable(_) | StoreError::Corrupt { .. } | StoreError::Misconfigured(_) => {
-                Self::Unavailable(Arc::new(fault))
-            }
+            StoreError::Unavailable(_)
+            | StoreError::Corrupt { .. }
+            | StoreError::Newer { .. }
+            | StoreError::Misconfigured(_) => Self::Unavailable(Arc::new(fault)),
         }
     }
 }

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 mod admin;
 mod blobs;
+mod calls;
 mod codec;
 mod fault;
 mod feed;
@@ -57,6 +58,14 @@ pub enum StoreError {
         what: &'static str,
         /// The reader's words; no payload.
         detail: String,
+    },
+    /// A row that a later version wrote: one of its nodes can go on with the run.
+    #[error("stored {what} is of version {version}, later than this program's")]
+    Newer {
+        /// Which kind of row.
+        what: &'static str,
+        /// Its version.
+        version: u32,
     },
     /// These very rows can not be stored, now or later; others can.
     #[error("the rows are refused: {0}")]

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::blobs::{self, Cuttings, Places};
-use super::codec::{CallRow, encode, stored_event};
+use super::calls::CallRow;
+use super::codec::{encode, stored_event};
 use super::{Admission, StoreError, StoredEvent};
 use crate::run::commit::{Commit, Next};
 use crate::run::event::Event;

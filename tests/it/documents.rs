@@ -1,4 +1,4 @@
-//! Keeps the documents true: the table of behaviours names tests that exist, and links lead somewhere.
+//! Keeps the documents true: the tables of behaviours and of field cases name tests that exist, and links lead somewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,13 +12,13 @@ struct Row {
     tests: Vec<String>,
 }
 
-/// The rows `| number | statement | `test`, `test` |` of a document.
+/// The rows `| number | statement | `test`, `test` |` of a document; the number of a field case has an `A` in front.
 fn rows(document: &str) -> Vec<Row> {
     let mut found = Vec::new();
     for line in document.lines() {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [number, _, tests] = cells.as_slice() else { continue };
-        let Ok(number) = number.parse() else { continue };
+        let Ok(number) = number.trim_start_matches('A').parse() else { continue };
         let tests = tests.split(',').map(|test| test.trim().trim_matches('`').to_owned());
         found.push(Row { number, tests: tests.filter(|test| !test.is_empty()).collect() });
     }
@@ -27,11 +27,21 @@ fn rows(document: &str) -> Vec<Row> {
 
 /// The numbers that a test's name speaks of: `b007_b009_x` is 7 and 9, `b034_to_b037_x` is 34 to 37; none for others.
 fn numbers_of(name: &str) -> BTreeSet<u32> {
+    numbers_behind(name, "b")
+}
+
+/// The cases that a test's name speaks of: `field_a079_a096_x` is 79 and 96.
+fn cases_of(name: &str) -> BTreeSet<u32> {
+    name.strip_prefix("field_").map(|rest| numbers_behind(rest, "a")).unwrap_or_default()
+}
+
+fn numbers_behind(name: &str, letter: &str) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut last = None;
     let mut range = false;
     for part in name.split('_') {
-        let number = part.strip_prefix('b').filter(|digits| digits.len() == 3).and_then(|digits| digits.parse().ok());
+        let number =
+            part.strip_prefix(letter).filter(|digits| digits.len() == 3).and_then(|digits| digits.parse().ok());
         match (number, last) {
             (Some(number), Some(first)) if range => found.extend(first..=number),
             (Some(number), _) => drop(found.insert(number)),
@@ -57,7 +67,7 @@ fn functions(files: &[SourceFile]) -> BTreeSet<String> {
     found
 }
 
-fn table_offences(document: &str, functions: &BTreeSet<String>) -> Vec<String> {
+fn table_offences(document: &str, functions: &BTreeSet<String>, numbers_of: fn(&str) -> BTreeSet<u32>) -> Vec<String> {
     let mut offences = Vec::new();
     let mut listed: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     let mut before = 0;
@@ -91,8 +101,18 @@ fn the_table_of_behaviours_names_the_tests_that_exist() {
     files.extend(source::rust_files("tests"));
     let document = source::read("docs/behaviours.md");
     assert!(!rows(&document).is_empty(), "the table has no rows");
-    let offences = table_offences(&document, &functions(&files));
+    let offences = table_offences(&document, &functions(&files), numbers_of);
     assert!(offences.is_empty(), "docs/behaviours.md:\n{}\n", offences.join("\n"));
+}
+
+#[test]
+fn the_table_of_field_cases_names_the_tests_that_exist() {
+    let mut files = source::rust_files("src");
+    files.extend(source::rust_files("tests"));
+    let document = source::read("docs/field-cases.md");
+    assert!(!rows(&document).is_empty(), "the table has no rows");
+    let offences = table_offences(&document, &functions(&files), cases_of);
+    assert!(offences.is_empty(), "docs/field-cases.md:\n{}\n", offences.join("\n"));
 }
 
 #[test]
@@ -101,7 +121,7 @@ fn a_wrong_table_of_behaviours_is_found() {
     let functions = functions(&[made_up]);
     let right = "| 7 | x | `b007_a` |\n| 34 | x | `b034_to_b036_b`, `plain` |\n| 35 | x | `b034_to_b036_b` |\n\
                  | 36 | x | `b034_to_b036_b` |\n";
-    let offences = |document: &str| table_offences(document, &functions).len();
+    let offences = |document: &str| table_offences(document, &functions, numbers_of).len();
     assert_eq!(offences(right), 0);
     assert_eq!(offences(&right.replace("plain", "planned")), 1);
     assert_eq!(offences(&right.replace("`b007_a`", "")), 2);
@@ -121,6 +141,8 @@ fn a_name_speaks_of_its_numbers() {
     check("b007_back_to_b009", &[7]);
     check("bytes_b007_x", &[]);
     check("b07_x", &[]);
+    assert_eq!(cases_of("field_a079_a096_x"), BTreeSet::from([79, 96]));
+    assert_eq!((cases_of("a079_x"), cases_of("field_b079_x")), (BTreeSet::new(), BTreeSet::new()));
 }
 
 /// The relative links of a Markdown text.

@@ -4,6 +4,7 @@
 mod architecture;
 mod documents;
 mod durability;
+mod field;
 mod http;
 mod mcp;
 mod model;

@@ -7,7 +7,7 @@
 use super::draft::Draft;
 use super::{proceed, settle};
 use crate::run::binding::Binding;
-use crate::run::call::Stage;
+use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::Part;
@@ -30,14 +30,15 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
     }
     let mut draft = Draft::new(envelope, now);
     enter(&mut draft);
-    interrupt(&mut draft, Cause::Crash);
     if draft.envelope.head.crashes >= MAX_CRASHES {
+        close(&mut draft, Cause::Crash, "The run ended before the call was sent.");
         let message = format!(
             "{MAX_CRASHES} times a node died or met an error while it drove this run, without any progress in between."
         );
         draft.fail(RunError::new("poisoned", message));
         return Ok(draft.commit());
     }
+    interrupt(&mut draft, Cause::Crash);
     if draft.envelope.undecided().next().is_some() || !needs_catalog(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
@@ -119,17 +120,31 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
         Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => Cause::Cancelled,
     };
     let mut draft = Draft::new(envelope, now);
-    draft.envelope.leg = Leg::Cancelling;
-    interrupt(&mut draft, cause);
-    let unsent: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
-    for key in unsent {
-        let error = ToolError::new("cancelled", "The run was cancelled before the call was sent.");
-        settle::fail(&mut draft, key, error, None);
-    }
-    withdraw(&mut draft);
+    close(&mut draft, cause, "The run was cancelled before the call was sent.");
     draft.finish(Status::Cancelled);
     draft.commit()
+}
+
+/// Nothing more is sent: every call that was started gets its end before the run's, and what never left has failed.
+fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
+    // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
+    let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
+    draft.envelope.leg = Leg::Cancelling;
+    interrupt(draft, cause);
+    for call in &waiting {
+        draft.event(settle::ended(call, None));
+    }
+    let pending: Vec<CallKey> =
+        draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
+    for key in pending {
+        settle::fail(draft, key, ToolError::new("cancelled", unsent), None);
+    }
+    withdraw(draft);
+}
+
+/// Whether the outcome is unknown and the call would have been sent again without anybody's word.
+fn waits_to_repeat(call: &Call) -> bool {
+    matches!(call.stage, Stage::Indeterminate { authorized: false, .. }) && call.repeats_by_itself()
 }
 
 /// An attempt that was allowed and not made will not be made: the call is as undecided as before.

@@ -112,7 +112,10 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
             rule = Some(which.clone());
             reason = Some(why.clone());
         }
-        Stage::Indeterminate { cause: why, .. } => cause = Some(why.code().to_owned()),
+        Stage::Indeterminate { cause: why, .. } => {
+            cause = Some(why.code().to_owned());
+            error = Some(ToolError::new("outcome-unknown", why.message()));
+        }
         Stage::Pending | Stage::Executing { .. } => {}
     }
     EventBody::ToolOutput {

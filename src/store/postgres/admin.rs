@@ -11,7 +11,8 @@ use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::blobs::Wanted;
-use crate::store::codec::{self, AuditColumns, CallText, FoundText};
+use crate::store::calls::{CallText, FoundText};
+use crate::store::codec::{self, AuditColumns};
 use crate::store::page::{Filling, Page};
 use crate::store::{
     AuditFilter, AuditRow, Claim, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace, StoreError, Wishes,

@@ -9,6 +9,7 @@ mod reads;
 mod retention;
 mod runs;
 mod steady;
+mod turn;
 mod wake;
 
 use async_trait::async_trait;
@@ -55,7 +56,10 @@ fn migrator() -> Migrator {
         let sql = SqlStr::from_static(sql);
         Migration::new(version, std::borrow::Cow::Borrowed(name), MigrationType::Simple, sql, false)
     };
-    Migrator::with_migrations(FILES.into_iter().map(migration).collect())
+    let mut migrator = Migrator::with_migrations(FILES.into_iter().map(migration).collect());
+    // Its own lock is waited for inside the database; `turn` says why that must not be.
+    migrator.set_locking(false);
+    migrator
 }
 
 #[async_trait]

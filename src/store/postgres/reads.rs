@@ -11,7 +11,8 @@ use crate::run::call::Call;
 use crate::run::ids::{CallId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::store::blobs::{Bodies, Kept, Wanted, once_more};
-use crate::store::codec::{self, CallText, ViewText};
+use crate::store::calls::CallText;
+use crate::store::codec::{self, ViewText};
 use crate::store::page::{Filling, Page};
 use crate::store::{RunCursor, RunFilter, RunView, SealedSecret, StoreError, StoredEvent};
 

@@ -11,7 +11,8 @@ use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::blobs::{Kept, Wanted, once_more};
-use crate::store::codec::{self, CallText, HeadColumns};
+use crate::store::calls::{CallText, last_calls};
+use crate::store::codec::{self, HeadColumns};
 use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, StoreError};
 
@@ -211,7 +212,7 @@ async fn load(store: &PostgresStore, tenant: &TenantId, uid: RunUid) -> Result<O
     let envelope = &mut loaded.envelope;
     let messages = messages.into_iter().map(|message| codec::message(uid, message, &bodies));
     envelope.messages = messages.collect::<Result<_, _>>()?;
-    envelope.calls = codec::last_calls(envelope.head.state.turns, uid, calls, &bodies)?;
+    envelope.calls = last_calls(envelope.head.state.turns, uid, calls, &bodies)?;
     Ok(Some(loaded))
 }
 

@@ -14,7 +14,7 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::pin;
 use tokio::time::timeout;
 
-use super::{PostgresStore, migrator};
+use super::{PostgresStore, migrator, turn};
 use crate::store::StoreError;
 use crate::store::wake::Hints;
 
@@ -59,8 +59,11 @@ impl SteadyPostgres {
     pub(in crate::store) async fn open(url: &str, migrate: bool, lease: Duration) -> Result<Self, StoreError> {
         let options = url.parse::<PgConnectOptions>()?.application_name("countersign");
         let mut connection = options.connect().await?;
+        if migrate {
+            turn::take(&mut connection).await?;
+        }
         crate::store::migrate(&migrator(), &mut connection, migrate).await?;
-        // A failed migration leaves its advisory lock with the connection, so this one is never pooled.
+        // The turn ends with the connection, also after a migration that failed: so this one is never pooled.
         connection.close().await?;
         let patience = Patience::of_lease(lease);
         let store = connect(&options, patience);

@@ -8,7 +8,7 @@ use super::{SqliteStore, now_ms};
 use crate::failpoint;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
-use crate::store::codec::CallRow;
+use crate::store::calls::CallRow;
 use crate::store::rows::{CommitRows, EventRow, MessageRow};
 use crate::store::{AuditRow, OwnedCommit, StoreError};
 

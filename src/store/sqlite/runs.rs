@@ -13,7 +13,8 @@ use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
 use crate::store::blobs::{Kept, Wanted};
-use crate::store::codec::{self, CallText, HeadColumns};
+use crate::store::calls::{CallText, last_calls};
+use crate::store::codec::{self, HeadColumns};
 use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, SealedSecret, StoreError};
 
@@ -222,7 +223,7 @@ pub(super) async fn run_load(
     let envelope = &mut loaded.envelope;
     let messages = message_texts.into_iter().map(|message| codec::message(uid, message, &bodies));
     envelope.messages = messages.collect::<Result<_, _>>()?;
-    envelope.calls = codec::last_calls(envelope.head.state.turns, uid, call_texts, &bodies)?;
+    envelope.calls = last_calls(envelope.head.state.turns, uid, call_texts, &bodies)?;
     Ok(Some(loaded))
 }
 

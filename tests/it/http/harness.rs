@@ -127,6 +127,7 @@ impl Server {
             settings: HttpSettings {
                 max_body_bytes: BODY_MAX,
                 cors_origins: vec!["https://console.example".to_owned()],
+                streams_per_actor: 1000,
             },
         };
         Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, database }

@@ -35,7 +35,7 @@ async fn unknown_routes_and_methods_answer_problems() {
     }
     for (method, path, allow) in [
         ("DELETE", "/v1/runs", "POST,GET,HEAD"),
-        ("QUERY", "/v1/runs/x", "GET,HEAD"),
+        ("QUERY", "/v1/runs/x", "GET,HEAD,DELETE"),
         ("PUT", "/v1/runs/x/cancel", "POST"),
     ] {
         let method = Method::from_bytes(method.as_bytes()).unwrap();

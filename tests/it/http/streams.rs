@@ -22,7 +22,7 @@ struct Reader {
 impl Reader {
     fn new(response: Response<Body>) -> Self {
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        assert_eq!(response.headers()["cache-control"], "no-cache");
+        assert_eq!(response.headers()["cache-control"], "no-cache, no-transform");
         assert_eq!(response.headers()["x-accel-buffering"], "no");
         Self { body: response.into_body().into_data_stream(), text: String::new() }
     }

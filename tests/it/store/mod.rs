@@ -3,7 +3,7 @@
 mod admission;
 mod blobs;
 mod decisions;
-mod draft;
+pub(crate) mod draft;
 mod fencing;
 mod follow;
 mod hub;

@@ -166,12 +166,12 @@ async fn corrupt(database: Database) {
     let mut admission = run.admission(Some(node));
     admission.commit.calls_made = vec![call(0, 0, undecided())];
     assert_eq!(store.run_admit(admission).await.unwrap(), Admitted::Created);
-    let later = r#"{"v":2,"body":{}}"#;
+    let unknown = r#"{"v":0,"body":{}}"#;
     let wrong = r#"{"v":1,"body":{"secret":"canary"}}"#;
     let spoils: Vec<(&str, String)> = vec![
         ("runs", "status = 'dancing'".to_owned()),
         ("runs", "status = 'suspended'".to_owned()),
-        ("runs", format!("state = '{later}'")),
+        ("runs", format!("state = '{unknown}'")),
         ("runs", format!("state = '{wrong}'")),
         ("runs", "state = '7'".to_owned()),
         ("runs", format!("spec = '{wrong}'")),
@@ -179,8 +179,8 @@ async fn corrupt(database: Database) {
         ("runs", "crashes = 5000000000".to_owned()),
         ("runs", "id = 'a b'".to_owned()),
         ("runs", "binding_revision = 9".to_owned()),
-        ("bindings", format!("body = '{later}'")),
-        ("calls", format!("body = '{later}'")),
+        ("bindings", format!("body = '{unknown}'")),
+        ("calls", format!("body = '{unknown}'")),
         ("calls", format!("body = '{wrong}'")),
         ("messages", format!("body = '{wrong}'")),
     ];
@@ -199,6 +199,13 @@ async fn corrupt(database: Database) {
         database.execute("DROP TABLE kept").await;
     }
     assert!(store.run_load(&run.tenant, run.uid).await.unwrap().is_some());
+    // What a later version wrote is not corrupt: one of its nodes reads it.
+    database.execute("CREATE TABLE kept AS SELECT * FROM runs").await;
+    database.execute(r#"UPDATE runs SET state = '{"v":2,"body":{}}'"#).await;
+    let loaded = store.run_load(&run.tenant, run.uid).await;
+    assert!(matches!(loaded, Err(StoreError::Newer { version: 2, .. })), "{loaded:?}");
+    database.execute("DELETE FROM runs").await;
+    database.execute("INSERT INTO runs SELECT * FROM kept").await;
     let done = run.become_(Status::Completed, Next::Rest);
     assert!(apply(&*store, &run.claim(1), &done).await);
 }
