@@ -2,10 +2,12 @@
 
 mod cancel;
 mod catalog;
+mod deaf;
 mod demo;
 mod outcomes;
 mod pool;
 mod real;
+mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
