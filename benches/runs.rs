@@ -9,7 +9,7 @@ use anyhow::Context;
 use countersign::app::App;
 use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun};
-use countersign::config::Config;
+use countersign::config::{Config, Wake};
 use countersign::mcp::demo::{DemoLedger, router};
 use countersign::run::ids::{Actor, RunId, TenantId};
 use futures::StreamExt;
@@ -28,18 +28,19 @@ const ALONE: usize = 200;
 fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        measure("sqlite", None).await?;
+        measure("sqlite", None, Wake::Off).await?;
         if let Some(url) = countersign::config::process_env("COUNTERSIGN_TEST_POSTGRES") {
-            measure("postgres", Some(url)).await?;
+            measure("postgres, wake-ups off", Some(url.clone()), Wake::Off).await?;
+            measure("postgres, wake-ups by notify", Some(url), Wake::Notify).await?;
         }
         Ok(())
     })
 }
 
-async fn measure(name: &str, database: Option<String>) -> anyhow::Result<()> {
+async fn measure(name: &str, database: Option<String>, wake: Wake) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut config = Config::dev(folder.path(), "127.0.0.1:0".parse()?, &|_| None)?;
-    config.tenant_max_running = 1000;
+    (config.tenant_max_running, config.wake) = (1000, wake);
     if let Some(url) = database {
         config.database_url = SecretString::from(url);
     }
@@ -100,7 +101,7 @@ async fn one(app: &App, url: &str) -> anyhow::Result<()> {
 
 async fn wait(app: &App, asker: &Asker, id: &RunId) -> anyhow::Result<()> {
     let view = app.store.run_fetch(&asker.tenant, id).await?.context("the run")?;
-    let mut heard = app.hub.subscribe(view.uid);
+    let mut heard = app.hub.subscribe(&asker.tenant, view.uid);
     loop {
         let view = app.store.run_fetch(&asker.tenant, id).await?.context("the run")?;
         if view.head.status.is_terminal() {

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
-use crate::config::Config;
+use crate::config::{Config, Wake};
 use crate::dispatch::Dispatch;
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
@@ -26,9 +26,10 @@ use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
+use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
-use crate::store::{Claim, RunStore, Store};
+use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,6 +59,8 @@ pub struct App {
     pub store: Arc<dyn Store>,
     /// Tells readers.
     pub hub: Arc<Hub>,
+    /// Tells readers of what other nodes store.
+    pub follower: Arc<Follower>,
     /// Moves runs forward.
     pub executor: Executor,
     /// Cancelled when the server stops: streams end.
@@ -75,7 +78,8 @@ impl App {
     /// # Errors
     /// With the setting or the part that does not work.
     pub async fn start(config: &Config, clock: Arc<dyn Clock>, migrate: bool) -> anyhow::Result<Self> {
-        let store = crate::store::open(config.database_url.expose_secret(), migrate)
+        let lease = Duration::from_secs(config.lease_s.into());
+        let store = crate::store::open_for(config.database_url.expose_secret(), migrate, lease)
             .await
             .context("COUNTERSIGN_DATABASE_URL")?;
         check_secrets(&*store, &config.keys).await?;
@@ -100,6 +104,8 @@ impl App {
             tracker: tracker.clone(),
         };
         let executor = Executor::new(parts, executor_settings(config));
+        let now = Arc::clone(&clock);
+        let follower = Arc::new(Follower::new(Arc::clone(&store), Arc::clone(&hub), move || now.now()));
         let commands = Arc::new(Commands {
             store: Arc::clone(&store),
             hub: Arc::clone(&hub),
@@ -115,18 +121,26 @@ impl App {
         });
         let drain = Duration::from_secs(config.drain_s.into());
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
-        let app = Self { commands, store, hub, executor, stopping, egress, pool, tracker, ended, drain };
-        app.start_tasks(writer).await?;
+        let app = Self { commands, store, hub, follower, executor, stopping, egress, pool, tracker, ended, drain };
+        app.start_tasks(writer, config.wake).await?;
         Ok(app)
     }
 
-    async fn start_tasks(&self, writer: JournalWriter) -> anyhow::Result<()> {
+    async fn start_tasks(&self, writer: JournalWriter, wake: Wake) -> anyhow::Result<()> {
         self.tracker.spawn(writer.run(self.ended.clone()));
         self.executor.register().await.context("registering the node")?;
         let (executor, ended) = (self.executor.clone(), self.ended.clone());
         self.tracker.spawn(async move { executor.beat(ended).await });
         let executor = self.executor.clone();
         self.tracker.spawn(async move { executor.claim().await });
+        let (executor, ended) = (self.executor.clone(), self.ended.clone());
+        self.tracker.spawn(async move { executor.heed(ended).await });
+        let (follower, ended) = (Arc::clone(&self.follower), self.ended.clone());
+        self.tracker.spawn(async move { follower.run(ended).await });
+        if wake == Wake::Notify {
+            let (store, node, ended) = (Arc::clone(&self.store), self.executor.node(), self.ended.clone());
+            self.tracker.spawn(async move { store.hint_carry(node, ended).await });
+        }
         let (pool, ended) = (Arc::clone(&self.pool), self.ended.clone());
         self.tracker.spawn(async move { pool.keep_tidy(ended).await });
         Ok(())
@@ -194,8 +208,9 @@ impl Server {
         let (phase, seen) = watch::channel(Phase::Ready);
         let router = http::router(http::Parts {
             commands: Arc::clone(&app.commands),
-            store: Arc::clone(&app.store) as Arc<dyn RunStore>,
+            store: Arc::clone(&app.store),
             hub: Arc::clone(&app.hub),
+            follower: Arc::clone(&app.follower),
             verifier: Verifier::new(&config.auth, issuer_client).context("COUNTERSIGN_JWKS_FILE")?,
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
             clock: Arc::clone(&app.commands.clock),
@@ -297,7 +312,7 @@ impl LocalExecutor for Local {
         self.0.wake();
     }
 
-    fn attend(&self, uid: RunUid) {
-        self.0.cancel(uid);
+    fn attend(&self, tenant: &TenantId, uid: RunUid) {
+        self.0.attend(tenant, uid);
     }
 }

@@ -22,7 +22,7 @@ impl Commands {
             let uid = view.uid;
             if view.owned {
                 if self.store.cancel_request(&asker.tenant, uid, &asker.actor).await? {
-                    self.executor.attend(uid);
+                    self.executor.attend(&asker.tenant, uid);
                     return Ok(());
                 }
                 continue;
@@ -33,7 +33,7 @@ impl Commands {
                 Err(Refusal::RunTerminal) => return Ok(()),
                 decided => decided?,
             };
-            if self.store.run_decide(&asker.tenant, uid, fence, &commit).await? {
+            if self.store.run_decide(&asker.tenant, uid, fence, &commit, &[]).await? {
                 tell(&self.hub, &asker.tenant, uid, &commit);
                 return Ok(());
             }

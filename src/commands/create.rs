@@ -170,7 +170,7 @@ impl Commands {
         self.check_model(&request.model, &secrets, &mut faults);
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata, &mut faults);
-        let limits = check_limits(request.limits.unwrap_or_default(), &mut faults);
+        let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
         let entries = self.check_entries(request.mcp.unwrap_or_default(), Some(&secrets), &mut faults);
         let input = check_input(request.input, &mut faults);
         faults.finish()?;
@@ -270,17 +270,17 @@ fn check_metadata(metadata: &BTreeMap<String, String>, faults: &mut Faults) {
     }
 }
 
-fn check_limits(request: LimitsRequest, faults: &mut Faults) -> Limits {
+/// What is left out stays as in `base`.
+pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut Faults) -> Limits {
     faults.require(request.max_cost_usd.is_none(), "/limits/max_cost_usd", LATER);
     let on_limit = request.on_limit.as_deref().unwrap_or("stop");
     faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
-    let default = Limits::default();
     let limits = Limits {
-        max_turns: request.max_turns.unwrap_or(default.max_turns),
-        max_tool_calls: request.max_tool_calls.unwrap_or(default.max_tool_calls),
-        max_tokens: request.max_tokens,
-        max_duration_s: request.max_duration_s,
-        max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(default.max_parallel_tool_calls),
+        max_turns: request.max_turns.unwrap_or(base.max_turns),
+        max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
+        max_tokens: request.max_tokens.or(base.max_tokens),
+        max_duration_s: request.max_duration_s.or(base.max_duration_s),
+        max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
     };
     faults.require(limits.max_turns > 0, "/limits/max_turns", "must be at least 1");
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);

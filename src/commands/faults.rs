@@ -22,5 +22,11 @@ impl Faults {
     }
 }
 
+impl From<Faults> for CommandError {
+    fn from(faults: Faults) -> Self {
+        Self::Invalid(faults.0)
+    }
+}
+
 /// What is said of a field that has its meaning only in a later version.
 pub(super) const LATER: &str = "not supported by this version";

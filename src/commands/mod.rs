@@ -4,6 +4,7 @@ mod cancel;
 mod create;
 mod entry;
 mod faults;
+mod reconcile;
 mod request;
 mod resume;
 
@@ -11,7 +12,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 pub use create::Created;
-pub use request::{CreateRun, InputMessage, ResumeRun, RetryCall, RunInput};
+pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 
 use tokio_util::task::TaskTracker;
@@ -69,6 +70,9 @@ pub enum CommandError {
     /// There is no such run in the tenant.
     #[error("there is no such run")]
     NotFound,
+    /// The run has no such call with a receipt.
+    #[error("the run has no such call")]
+    CallNotFound,
     /// The id is taken in the tenant.
     #[error("a run of this id exists")]
     RunExists,
@@ -109,7 +113,7 @@ pub trait LocalExecutor: Send + Sync {
     /// Some run is due.
     fn wake(&self);
     /// Somebody left a wish with a run that a node owns.
-    fn attend(&self, uid: RunUid);
+    fn attend(&self, tenant: &TenantId, uid: RunUid);
 }
 
 /// What the operator allows.

@@ -1,17 +1,20 @@
 //! Resumes a run: the checks in the order of the contract, each before anything is written.
 
+use super::create::check_limits;
 use super::faults::{Faults, LATER};
-use super::request::{ResumeRun, RetryCall};
+use super::request::{LimitsRequest, ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, tell};
 use crate::run::apply;
 use crate::run::binding::merge;
+use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{CallRef, Fact, Resume};
 use crate::run::ids::{CallId, RunId, RunUid};
 use crate::run::refusal::Refusal;
-use crate::run::spec::McpEntry;
+use crate::run::spec::{Limits, McpEntry};
 use crate::run::status::Status;
-use crate::store::{Loaded, RunView};
+use crate::store::{AuditRow, Loaded, RunView};
 
 /// How often a decision is tried against a run that others change at the same time.
 pub(super) const DECIDE_TRIES: u32 = 8;
@@ -45,6 +48,7 @@ impl Commands {
             if request.binding_id.is_some() && request.binding_id != view.spec.binding_id {
                 return Err(Refusal::BindingChanged.into());
             }
+            let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
             let served = self.read_again(asker, &envelope, entries.clone()).await?;
             let resume = Resume {
@@ -52,15 +56,18 @@ impl Commands {
                 retry: retry.clone(),
                 served,
                 on_catalog_change: request.on_catalog_change.unwrap_or_default(),
+                limits,
             };
             let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
                 Ok(commit) => commit,
                 Err(Refusal::NothingDecided) => return Ok(Resumed::Suspended),
                 // It ended between the two looks.
                 Err(Refusal::RunTerminal) => return Ok(Resumed::Terminal),
+                Err(Refusal::AmbiguousCall(call)) => return Err(ambiguous(&retry, &call)),
                 Err(refusal) => return Err(refusal.into()),
             };
-            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit).await? {
+            let audit = self.retries(asker, id, &commit);
+            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit, &audit).await? {
                 tell(&self.hub, &asker.tenant, envelope.uid, &commit);
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
@@ -70,6 +77,13 @@ impl Commands {
             }
         }
         Err(CommandError::Contended)
+    }
+
+    /// A row of the audit for each call that this resume allows once more.
+    fn retries(&self, asker: &Asker, id: &RunId, commit: &Commit) -> Vec<AuditRow> {
+        let allowed = |call: &&Call| matches!(call.stage, Stage::Indeterminate { authorized: true, .. });
+        let allowed = commit.calls_moved.iter().filter(allowed);
+        allowed.map(|call| self.reconciliation_row(asker, id, (call.key.turn, &call.call_id), "retry", None)).collect()
     }
 
     /// The run without its conversation, or `NotFound`: what a command that decides nothing must not read more than.
@@ -86,7 +100,9 @@ impl Commands {
         let mut faults = Faults::default();
         faults.require(request.approvals.as_ref().is_none_or(Vec::is_empty), "/approvals", LATER);
         faults.require(request.tool_results.as_ref().is_none_or(Vec::is_empty), "/tool_results", LATER);
-        faults.require(request.limits.as_ref().is_none_or(serde_json::Map::is_empty), "/limits", LATER);
+        if let Some(limits) = &request.limits {
+            check_limits(limits.clone(), &Limits::default(), &mut faults);
+        }
         let entries = request.mcp.clone().map(|entries| self.check_entries(entries, None, &mut faults));
         faults.finish()?;
         let retry = request.retry_tool_call_ids.iter().flatten().map(|named| match named {
@@ -112,4 +128,27 @@ impl Commands {
         self.dispatch.release(reader).await;
         Ok(merge(entries, &read?.catalogs).0)
     }
+}
+
+/// The limits that hold from now on: as they are, but for those that the caller tightens.
+fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandError> {
+    let mut faults = Faults::default();
+    let now = view.head.state.limits.as_ref().unwrap_or(&view.spec.limits);
+    let limits = check_limits(request, now, &mut faults);
+    for name in limits.looser_than(now) {
+        faults.add(format!("/limits/{name}"), "can only be tightened");
+    }
+    faults.finish()?;
+    Ok(limits)
+}
+
+/// The bare ids that stand for several calls, each at its place.
+fn ambiguous(retry: &[CallRef], call: &CallId) -> CommandError {
+    let mut faults = Faults::default();
+    for (index, named) in retry.iter().enumerate().filter(|(_, named)| named.turn.is_none() && named.call_id == *call) {
+        let detail =
+            format!("{:?} names several undecided calls: give {{\"turn\", \"call_id\"}}", named.call_id.as_str());
+        faults.add(format!("/retry_tool_call_ids/{index}"), detail);
+    }
+    faults.into()
 }

@@ -69,7 +69,8 @@ const CATALOG_MAX_AGE_MS: Setting = plain(
     Some("2000"),
     "milliseconds that a reading of a server's tools counts at a creation, a resume or the start of a leg",
 );
-const WAKE: Setting = plain("COUNTERSIGN_WAKE", Some("notify"), "how nodes tell each other of due runs: notify or off");
+const WAKE: Setting =
+    plain("COUNTERSIGN_WAKE", Some("notify"), "how nodes tell each other what changed: notify or off");
 const DRAIN_S: Setting = plain("COUNTERSIGN_DRAIN_S", Some("30"), "seconds that runs may go on after SIGTERM");
 const LOG: Setting = plain("COUNTERSIGN_LOG", Some("json"), "json or text");
 const CORS_ORIGINS: Setting = plain("COUNTERSIGN_CORS_ORIGINS", None, "origins of browsers' pages, with commas");
@@ -126,7 +127,7 @@ pub struct Config {
     pub tenant_max_running: u32,
     /// Milliseconds that a reading of a server's tools counts.
     pub catalog_max_age_ms: u32,
-    /// How nodes tell each other of due runs.
+    /// How nodes tell each other what changed.
     pub wake: Wake,
     /// Seconds that runs may go on after SIGTERM.
     pub drain_s: u32,
@@ -142,12 +143,12 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
-/// How nodes tell each other of due runs, besides looking themselves.
+/// How nodes tell each other what changed, besides looking themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// Not at all.
     Off,
-    /// Through the database.
+    /// By `NOTIFY`, where the database is Postgres.
     Notify,
 }
 

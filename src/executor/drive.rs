@@ -308,8 +308,22 @@ impl<'a> Drive<'a> {
                 None => Err(Refusal::Impossible("a call is executing and none is out").into()),
             },
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
+            () = self.signals.decided.notified() => self.heed_decisions().await,
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
         }
+    }
+
+    /// What people decided while other calls of the turn were out.
+    async fn heed_decisions(&mut self) -> Result<(), Stopped> {
+        let decisions = std::mem::take(&mut *self.signals.decisions.lock());
+        for decided in decisions {
+            match self.decide(Fact::Reconciled(Box::new(decided))).await {
+                // It was applied before: a decision comes again until its call is not undecided any more.
+                Err(Stopped::Refused(Refusal::NotReconcilable)) => {}
+                applied => applied?,
+            }
+        }
+        Ok(())
     }
 
     /// A leg without a caller compares catalogs before it sends anything.

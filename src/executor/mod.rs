@@ -22,6 +22,7 @@ use crate::dispatch::Dispatch;
 use crate::model::Models;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
+use crate::run::fact::Reconciliation;
 use crate::run::ids::{CallKey, Fence, NodeId, RunUid, TenantId};
 use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
@@ -86,6 +87,10 @@ struct Signals {
     cancel: CancellationToken,
     /// The node lost the run: nothing of it may be sent or written any more.
     lost: CancellationToken,
+    /// What people decided about its undecided calls, not yet applied.
+    decisions: Arc<Mutex<Vec<Reconciliation>>>,
+    /// There are some.
+    decided: Arc<Notify>,
 }
 
 /// A slot on this node, with its place in the tenant's share; given back when dropped.
@@ -158,11 +163,16 @@ impl Executor {
         self.shared.due.notify_one();
     }
 
-    /// Somebody wished a run cancelled; another node's runs learn it by that node's heartbeat.
-    pub fn cancel(&self, uid: RunUid) {
-        if let Some(owned) = self.shared.owned.get(&uid) {
-            owned.1.cancel.cancel();
-        }
+    /// Somebody left a wish with a run. Another node's runs learn it by a hint, or by that node's heartbeat.
+    pub fn attend(&self, tenant: &TenantId, uid: RunUid) {
+        let Some(fence) = self.shared.owned.get(&uid).map(|owned| owned.0) else { return };
+        let (shared, claim) = (Arc::clone(&self.shared), Claim { tenant: tenant.clone(), uid, fence });
+        self.shared.parts.tracker.spawn(async move { shared.attend(&claim).await });
+    }
+
+    /// This node, under the name that it began with, or the one that it took when it was taken for dead.
+    pub fn node(&self) -> NodeId {
+        *self.shared.node.read()
     }
 
     /// Runs driven by this node now.

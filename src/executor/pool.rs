@@ -1,4 +1,4 @@
-//! Keeps this node alive and its slots filled: beats, takeovers, claims, drain.
+//! Keeps this node alive and its slots filled: beats, takeovers, claims, hints of other nodes, drain.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Executor, Shared};
+use crate::store::wake::Hint;
 use crate::store::{Claim, StoreError};
 
 /// Wake-ups are hints; beneath them due runs are looked for this often.
@@ -15,6 +16,12 @@ const SLOW_POLL: Duration = Duration::from_secs(1);
 
 /// How often dead nodes are looked for: what a takeover may come later than the lapse of a lease.
 const LOOK_FOR_DEAD: Duration = Duration::from_secs(1);
+
+/// A beat that failed is tried again after so long, or at the next beat when that comes first.
+const BEAT_AGAIN: Duration = Duration::from_secs(1);
+
+/// Least time between two looks that hints of other nodes lead to.
+const HEED_PAUSE: Duration = Duration::from_millis(10);
 
 /// Runs taken by one claim.
 const CLAIM_BATCH: u32 = 64;
@@ -30,16 +37,25 @@ impl Executor {
 
     /// Beats, and takes over what dead nodes left, until the token is cancelled.
     pub async fn beat(&self, stop: CancellationToken) {
-        let mut beats = interval(self.shared.lease.interval());
-        let mut looks = interval(LOOK_FOR_DEAD);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Side by side: looking for the dead may wait for a connection, and a beat must not wait for that.
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = self.shared.keep_beating() => {}
+            () = self.shared.keep_taking_over() => {}
+        }
+    }
+
+    /// Claims and reads wishes as soon as another node says that there are some, until the token is cancelled.
+    pub async fn heed(&self, stop: CancellationToken) {
+        let shared = &self.shared;
+        let hints = shared.parts.store.hints();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
-                _ = beats.tick() => self.shared.beat_once().await,
-                _ = looks.tick() => self.shared.take_over().await,
+                () = hints.heard(Hint::Wish) => shared.read_wishes().await,
+                () = hints.heard(Hint::Due) => shared.due.notify_one(),
             }
+            sleep(HEED_PAUSE).await;
         }
     }
 
@@ -93,22 +109,83 @@ impl Shared {
         Ok(())
     }
 
-    async fn beat_once(&self) {
+    async fn keep_beating(&self) {
+        let mut beats = interval(self.lease.interval());
+        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_known = false;
+        loop {
+            beats.tick().await;
+            let beaten = self.beat_once().await;
+            if let Err(fault) = &beaten {
+                // Said once: it is tried again and again.
+                if !is_known {
+                    tracing::warn!(%fault, "the node could not beat");
+                }
+                beats.reset_after(BEAT_AGAIN.min(self.lease.interval()));
+            }
+            is_known = beaten.is_err();
+        }
+    }
+
+    async fn keep_taking_over(&self) {
+        let mut looks = interval(LOOK_FOR_DEAD);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            self.take_over().await;
+        }
+    }
+
+    async fn beat_once(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let node = *self.node.read();
-        match self.parts.store.node_beat(node).await {
-            Ok(beat) if beat.alive => {
+        match self.parts.store.node_beat(node).await? {
+            beat if beat.alive => {
                 self.lease.beaten(started);
-                for claim in beat.attention {
-                    if let Some(owned) = self.owned.get(&claim.uid) {
-                        owned.1.cancel.cancel();
-                    }
-                }
-                self.free_strays(beat.owned).await;
+                let heed = async {
+                    self.heed_wishes(&beat.attention).await;
+                    self.free_strays(beat.owned).await;
+                };
+                // What takes longer than to the next beat is left to that one.
+                timeout(self.lease.interval(), heed).await.unwrap_or_default();
             }
-            Ok(_) if self.draining.is_cancelled() => self.lose_all(),
-            Ok(_) => self.start_over().await,
-            Err(fault) => tracing::warn!(%fault, "the node could not beat"),
+            _ if self.draining.is_cancelled() => self.lose_all(),
+            _ => self.start_over().await,
+        }
+        Ok(())
+    }
+
+    /// Reads what was wished without waiting for the next beat.
+    async fn read_wishes(&self) {
+        let node = *self.node.read();
+        match self.parts.store.wish_list(node).await {
+            Ok(wishes) => self.heed_wishes(&wishes).await,
+            Err(fault) => tracing::warn!(%fault, "wishes are read at the next beat"),
+        }
+    }
+
+    async fn heed_wishes(&self, wishes: &[Claim]) {
+        for claim in wishes {
+            self.attend(claim).await;
+        }
+    }
+
+    /// Reads what others wish of a run and hands it to the task that drives it.
+    pub(super) async fn attend(&self, claim: &Claim) {
+        let driven = self.owned.get(&claim.uid).map(|owned| owned.1.clone());
+        let Some(signals) = driven else { return };
+        match self.parts.store.wishes_take(claim).await {
+            Ok(wishes) => {
+                if wishes.cancel_requested_by.is_some() {
+                    signals.cancel.cancel();
+                }
+                if !wishes.decisions.is_empty() {
+                    signals.decisions.lock().extend(wishes.decisions);
+                    signals.decided.notify_one();
+                }
+            }
+            // The wish stays where it was left.
+            Err(fault) => tracing::warn!(run = %claim.uid.0, %fault, "a wish could not be read yet"),
         }
     }
 

@@ -168,7 +168,9 @@ pub(super) async fn event_watch(
     if !headers::takes_stream(&headers) {
         return Err(ApiError::NotAcceptable("only text/event-stream can be given"));
     }
-    Ok(streamed(Body::from_stream(feed::tenant_events(api, caller))))
+    // Followed from here on, not from the first look at the stream: the answer's head says that it is live.
+    let subscription = api.follower.watch(&caller.tenant).await?;
+    Ok(streamed(Body::from_stream(feed::tenant_events(api, caller, subscription))))
 }
 
 fn streamed(body: Body) -> Response {

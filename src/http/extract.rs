@@ -14,7 +14,7 @@ use super::problem::{ApiError, Flaw};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
-use crate::commands::{Asker, CreateRun, RequestKey, ResumeRun};
+use crate::commands::{Asker, CreateRun, ReconcileCall, RequestKey, ResumeRun};
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 
@@ -29,6 +29,9 @@ pub(super) struct Reader(pub(super) Caller);
 
 /// A caller who may create, resume and cancel runs.
 pub(super) struct Writer(pub(super) Caller);
+
+/// A caller who administrates the tenant.
+pub(super) struct Admin(pub(super) Caller);
 
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
@@ -48,6 +51,14 @@ impl FromRequestParts<Arc<Api>> for Writer {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         caller(&parts.headers, api, Scope::RunsWrite).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Admin {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::Admin).await.map(Self)
     }
 }
 
@@ -123,6 +134,11 @@ impl Body for CreateRun {
 impl Body for ResumeRun {
     const SCHEMA: &'static str = "ResumeRun";
     const MAY_BE_EMPTY: bool = true;
+}
+
+impl Body for ReconcileCall {
+    const SCHEMA: &'static str = "ReconcileCall";
+    const MAY_BE_EMPTY: bool = false;
 }
 
 /// A checked body, and its bytes for the digest that is kept with an `Idempotency-Key`.

@@ -13,11 +13,10 @@ use futures::Stream;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::Api;
-use super::wait::LOOK_EVERY;
 use crate::auth::Caller;
 use crate::run::ids::RunUid;
 use crate::store::StoredEvent;
-use crate::store::hub::Heard;
+use crate::store::hub::{Heard, TenantSubscription};
 
 /// Rows that are read at first, before their size is known, and at most.
 const PAGE_FIRST: u32 = 4;
@@ -59,7 +58,7 @@ enum Sign {
 /// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
 pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     let Feed { api, caller, uid, mut after } = feed;
-    let mut subscription = api.hub.subscribe(uid);
+    let mut subscription = api.hub.subscribe(&caller.tenant, uid);
     async_stream::stream! {
         let _reading = Reading::begin();
         let ends = ends(&api, &caller);
@@ -72,6 +71,7 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                 let Some(page) = Page::read(&api, &caller, uid, after, rows).await else { return };
                 let Some(last) = page.last else { break };
                 after = last;
+                subscription.reached(after);
                 rows = rows_after(rows, page.text.len());
                 let (ended, whole) = (page.ended, page.whole);
                 yield Ok(page.text);
@@ -82,7 +82,6 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                     break;
                 }
             }
-            let look = Instant::now() + LOOK_EVERY;
             loop {
                 let sign = tokio::select! {
                     biased;
@@ -93,7 +92,6 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                         Heard::Lagged => Sign::Look,
                     },
                     _ = heartbeat.tick() => Sign::Beat,
-                    () = sleep_until(look) => Sign::Look,
                 };
                 match sign {
                     Sign::End => return,
@@ -102,6 +100,7 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
                     Sign::Event(event) if event.seq <= after => {}
                     Sign::Event(event) if event.seq == after + 1 => {
                         after = event.seq;
+                        subscription.reached(after);
                         yield Ok(frames(std::slice::from_ref(event.as_ref())));
                         if is_last(&event) {
                             return;
@@ -116,9 +115,11 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
 }
 
 /// Status and result events of a tenant's runs, from now on.
-pub(super) fn tenant_events(api: Arc<Api>, caller: Caller) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    // Followed from here on, not from the first look at the stream: the answer's head says that it is live.
-    let mut subscription = api.hub.subscribe_tenant(&caller.tenant);
+pub(super) fn tenant_events(
+    api: Arc<Api>,
+    caller: Caller,
+    mut subscription: TenantSubscription,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     async_stream::stream! {
         let _reading = Reading::begin();
         let ends = ends(&api, &caller);

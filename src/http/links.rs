@@ -1,5 +1,6 @@
 //! Links: the requests that resolve what somebody waits for.
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -9,10 +10,14 @@ use crate::run::event::UndecidedCall;
 use crate::run::ids::RunId;
 use crate::run::status::{Status, SuspendReason};
 
+/// What stands in an address as it is: the unreserved characters of RFC 3986.
+const LABEL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// A request that resolves something.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct Link {
-    /// What it does: `run`, `events`, `resume`, `accept`, `retry`, `cancel`.
+    /// What it does: `run`, `receipts`, `resume`, `accept`, `retry`, `retry-call`, `complete-call`, `fail-call`,
+    /// `reconcile`, `cancel`.
     rel: &'static str,
     /// The request's method.
     method: &'static str,
@@ -29,6 +34,12 @@ pub(super) struct Link {
 /// The run itself.
 pub(super) fn to_run(run: &RunId) -> Link {
     Link { rel: "run", method: "GET", href: run_path(run), scope: Scope::RunsRead.code(), body: None }
+}
+
+/// Its receipts.
+pub(super) fn to_receipts(run: &RunId) -> Link {
+    let href = format!("{}/receipts", run_path(run));
+    Link { rel: "receipts", method: "GET", href, scope: Scope::RunsRead.code(), body: None }
 }
 
 /// The same resume once more.
@@ -53,17 +64,42 @@ pub(super) fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]
             let calls: Vec<Value> =
                 undecided.iter().map(|call| json!({ "turn": call.turn, "call_id": call.call_id })).collect();
             let body = json!({ "retry_tool_call_ids": calls });
-            vec![command(run, "retry", "resume", Scope::Admin, Some(body)), cancel(run)]
+            let all = command(run, "retry", "resume", Scope::Admin, Some(body));
+            [all].into_iter().chain(reconcile_each(run, undecided, true)).chain([cancel(run)]).collect()
         }
         Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
         Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],
-        Status::Queued
-        | Status::Running
-        | Status::Completed
-        | Status::Stopped(_)
-        | Status::Failed
-        | Status::Cancelled => Vec::new(),
+        Status::Queued | Status::Running => reconcile_each(run, undecided, true).collect(),
+        // What became of the calls of a run that has ended can still be written down.
+        Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
+            reconcile_each(run, undecided, false).collect()
+        }
     }
+}
+
+/// The decisions that each undecided call waits for.
+pub(super) fn reconcile_each<'a>(
+    run: &'a RunId,
+    undecided: &'a [UndecidedCall],
+    may_retry: bool,
+) -> impl Iterator<Item = Link> + 'a {
+    undecided.iter().flat_map(move |call| {
+        let label = utf8_percent_encode(call.call_id.as_str(), LABEL);
+        let href = format!("/v1/admin/runs/{run}/reconciliations/{}/{label}", call.turn);
+        let link = move |rel: &'static str, body: Value| Link {
+            rel,
+            method: "POST",
+            href: href.clone(),
+            scope: Scope::Admin.code(),
+            body: Some(body),
+        };
+        let retry = may_retry.then(|| link("retry-call", json!({ "resolution": "retry" })));
+        let decided = [
+            link("complete-call", json!({ "resolution": "complete", "output": {} })),
+            link("fail-call", json!({ "resolution": "fail", "error": { "message": "It had no effect." } })),
+        ];
+        retry.into_iter().chain(decided)
+    })
 }
 
 /// The address of a run.

@@ -1,6 +1,7 @@
 //! Speaks HTTP: takes requests apart, asks commands or the reading half of the store, and answers. Drives no run,
 //! writes no row, and is the only module that knows a status code.
 
+mod admin;
 mod events;
 mod extract;
 mod feed;
@@ -35,7 +36,8 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::Commands;
-use crate::store::RunStore;
+use crate::store::Store;
+use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use schema::Schemas;
 
@@ -43,10 +45,12 @@ use schema::Schemas;
 pub struct Parts {
     /// What callers can ask for.
     pub commands: Arc<Commands>,
-    /// The reading half of the store.
-    pub store: Arc<dyn RunStore>,
+    /// The store, for reading.
+    pub store: Arc<dyn Store>,
     /// Tells of new events.
     pub hub: Arc<Hub>,
+    /// Tells of what other nodes store.
+    pub follower: Arc<Follower>,
     /// Verifies tokens.
     pub verifier: Verifier,
     /// Makes and verifies stream tickets.
@@ -86,8 +90,9 @@ pub enum Phase {
 /// What every handler can reach.
 pub(crate) struct Api {
     commands: Arc<Commands>,
-    store: Arc<dyn RunStore>,
+    store: Arc<dyn Store>,
     hub: Arc<Hub>,
+    follower: Arc<Follower>,
     verifier: Verifier,
     tickets: Tickets,
     clock: Arc<dyn Clock>,
@@ -105,14 +110,15 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun"])?;
-    let Parts { commands, store, hub, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
+    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun", "ReconcileCall"])?;
+    let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
     let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
     let api = Arc::new(Api {
         commands,
         store,
         hub,
+        follower,
         verifier,
         tickets,
         clock,
@@ -149,6 +155,10 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}/events", get(events::event_list))
         .route("/v1/runs/{run_id}/stream-tickets", post(tickets::ticket_create))
         .route("/v1/events", get(events::event_watch))
+        .route("/v1/receipts", get(records::receipt_search))
+        .route("/v1/admin/reconciliations", get(admin::reconciliation_list))
+        .route("/v1/admin/runs/{run_id}/reconciliations/{turn}/{call_id}", post(admin::call_reconcile))
+        .route("/v1/admin/audit", get(admin::audit_list))
         .route("/healthz", get(probes::health))
         .route("/readyz", get(probes::readiness))
         .route("/metrics", get(probes::metrics))

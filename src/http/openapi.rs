@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{events, probes, problem, records, runs, tickets};
+use super::{admin, events, probes, problem, records, runs, tickets};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -18,12 +18,14 @@ use crate::run::event::Event;
     paths(
         runs::run_create, runs::run_list, runs::run_fetch, runs::run_resume, runs::run_cancel,
         records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
+        records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
         probes::health, probes::readiness, probes::metrics, probes::document,
     ),
     components(schemas(problem::Problem, Event)),
     tags(
         (name = "runs", description = "Runs and what they leave"),
+        (name = "admin", description = "Calls whose outcome nobody knows, and the audit"),
         (name = "events", description = "Events as they happen"),
         (name = "server", description = "The server itself"),
     )

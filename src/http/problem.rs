@@ -316,6 +316,7 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
             invalid(faults.into_iter().map(|Fault { pointer, detail }| Flaw::at(pointer, detail)).collect())
         }
         CommandError::NotFound => ApiError::NotFound("there is no such run").problem(),
+        CommandError::CallNotFound => ApiError::NotFound("there is no such receipt").problem(),
         CommandError::RunExists => conflict("run-exists", "The id is taken", "a run of this id exists")
             .linked(run.map(links::to_run).into_iter().collect()),
         CommandError::KeyReused => Problem::new(
@@ -355,6 +356,9 @@ fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
             drifted(conflict(code, "The MCP tools changed", detail).with("calls", json!(calls)), drift)
                 .linked(links::of_active(run))
         }
+        Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
+        Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
+            .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
         Refusal::NothingDecided => conflict(code, "Nothing is decided", detail),
         Refusal::Impossible(cause) => internal(cause),
     }

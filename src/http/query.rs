@@ -8,9 +8,9 @@ use url::form_urlencoded;
 use uuid::Uuid;
 
 use super::problem::{ApiError, Flaw};
-use crate::run::ids::RunUid;
+use crate::run::ids::{CallKey, RunUid};
 use crate::run::time::Timestamp;
-use crate::store::RunCursor;
+use crate::store::{PlaceInTime, ReceiptPlace, RunCursor};
 
 /// Rows of a page unless `limit` says otherwise.
 const LIMIT_DEFAULT: u32 = 50;
@@ -156,6 +156,74 @@ impl Cursor for ReceiptCursor {
     }
 }
 
+/// The last undecided call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UndecidedCursor(pub(super) ReceiptPlace);
+
+impl Cursor for UndecidedCursor {
+    const LIST: u8 = b'u';
+
+    fn bytes(&self) -> Vec<u8> {
+        place_bytes(&self.0)
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        read_place(bytes).map(Self)
+    }
+}
+
+/// The last receipt of a list across runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FoundCursor(pub(super) ReceiptPlace);
+
+impl Cursor for FoundCursor {
+    const LIST: u8 = b'f';
+
+    fn bytes(&self) -> Vec<u8> {
+        place_bytes(&self.0)
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        read_place(bytes).map(Self)
+    }
+}
+
+fn place_bytes(place: &ReceiptPlace) -> Vec<u8> {
+    let ReceiptPlace { at, uid, key } = place;
+    let (turn, position) = (key.turn.to_be_bytes(), key.position.to_be_bytes());
+    [at.as_millis().to_be_bytes().as_slice(), uid.0.as_bytes(), &turn, &position].concat()
+}
+
+fn read_place(bytes: &[u8]) -> Option<ReceiptPlace> {
+    let (at, rest) = bytes.split_at_checked(8)?;
+    let (uid, rest) = rest.split_at_checked(16)?;
+    let (turn, position) = rest.split_at_checked(4)?;
+    let number = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_be_bytes);
+    Some(ReceiptPlace {
+        at: Timestamp::from_millis(i64::from_be_bytes(at.try_into().ok()?)),
+        uid: RunUid(Uuid::from_slice(uid).ok()?),
+        key: CallKey { turn: number(turn)?, position: number(position)? },
+    })
+}
+
+/// The last row of the audit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AuditCursor(pub(super) PlaceInTime);
+
+impl Cursor for AuditCursor {
+    const LIST: u8 = b'a';
+
+    fn bytes(&self) -> Vec<u8> {
+        [self.0.at.as_millis().to_be_bytes().as_slice(), self.0.id.as_bytes()].concat()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (at, id) = bytes.split_at_checked(8)?;
+        let at = Timestamp::from_millis(i64::from_be_bytes(at.try_into().ok()?));
+        Some(Self(PlaceInTime { at, id: Uuid::from_slice(id).ok()? }))
+    }
+}
+
 /// The last event's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EventCursor(pub(super) i64);
@@ -212,6 +280,12 @@ mod tests {
         assert_eq!(decode::<ReceiptCursor>(&encode(&ReceiptCursor(3, 4))), Some(ReceiptCursor(3, 4)));
         let run = RunCursor { created_at: Timestamp::from_millis(5), uid: RunUid(Uuid::from_u128(9)) };
         assert_eq!(decode::<RunCursor>(&encode(&run)), Some(run));
+        let key = CallKey { turn: 3, position: 4 };
+        let found = FoundCursor(ReceiptPlace { at: run.created_at, uid: run.uid, key });
+        assert_eq!(decode::<FoundCursor>(&encode(&found)), Some(found));
+        assert_eq!(decode::<UndecidedCursor>(&encode(&found)), None);
+        let row = AuditCursor(PlaceInTime { at: run.created_at, id: run.uid.0 });
+        assert_eq!(decode::<AuditCursor>(&encode(&row)), Some(row));
         let mut bytes = URL_SAFE_NO_PAD.decode(&text).unwrap();
         for at in 0..bytes.len() {
             bytes[at] ^= 1;

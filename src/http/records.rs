@@ -8,17 +8,19 @@ use axum::extract::{RawQuery, State};
 use super::Api;
 use super::extract::{Reader, ReceiptPath, RunPath};
 use super::problem::ApiError;
-use super::query::{MessageCursor, Query, ReceiptCursor, cut, encode};
-use super::runs::fetch;
-use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run};
+use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, cut, encode};
+use super::runs::{fetch, take_filter};
+use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run, place};
 use crate::auth::Caller;
-use crate::store::RunView;
+use crate::run::call::Call;
+use crate::run::ids::CallId;
+use crate::store::{FoundCall, ReceiptFilter, RunView};
 
 /// Rows that are read at once for a whole document.
 const PAGE: u32 = 200;
 
-/// Greater than every place in a turn, and small enough for every database's integers.
-const LAST_POSITION: u32 = 0x7fff_ffff;
+/// The stages that receipts can be asked for by.
+const STAGES: [&str; 5] = ["pending", "executing", "completed", "failed", "indeterminate"];
 
 /// List a run's messages, in order.
 #[utoipa::path(
@@ -75,7 +77,7 @@ pub(super) async fn receipt_list(
     let (rows, more) = cut(rows, limit);
     let last = rows.last().filter(|_| more);
     let next_cursor = last.map(|call| encode(&ReceiptCursor(call.key.turn, call.key.position)));
-    let data = rows.into_iter().map(|call| Receipt::new(&run, call)).collect();
+    let data = rows.into_iter().map(|call| of(&run, call)).collect();
     Ok(Json(ReceiptPage { data, next_cursor }))
 }
 
@@ -97,20 +99,46 @@ pub(super) async fn receipt_fetch(
 ) -> Result<Json<Receipt>, ApiError> {
     let run = fetch(&api, &caller, &run).await?;
     let missing = ApiError::NotFound("there is no such receipt");
-    let Some(turn) = turn.filter(|turn| (1..LAST_POSITION).contains(turn)) else { return Err(missing) };
-    let mut after = (turn - 1, LAST_POSITION);
-    loop {
-        let page = api.store.receipt_list(&caller.tenant, run.uid, Some(after), PAGE).await?;
-        let Some(last) = page.last().map(|call| (call.key.turn, call.key.position)) else { return Err(missing) };
-        let found = page.into_iter().find(|call| call.key.turn == turn && call.call_id.as_str() == call_id);
-        if let Some(call) = found {
-            return Ok(Json(Receipt::new(&run, call)));
-        }
-        if last.0 > turn {
-            return Err(missing);
-        }
-        after = last;
-    }
+    let Some(turn) = turn else { return Err(missing) };
+    let call = api.store.receipt_fetch(&caller.tenant, run.uid, turn, &CallId::new(call_id)).await?;
+    Ok(Json(of(&run, call.ok_or(missing)?)))
+}
+
+/// The receipt of a call of that run.
+fn of(run: &RunView, call: Call) -> Receipt {
+    Receipt::new(FoundCall { run_id: run.id.clone(), uid: run.uid, call })
+}
+
+/// List receipts across the tenant's runs, newest first.
+#[utoipa::path(
+    get, path = "/v1/receipts", operation_id = "receipt_search", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(
+        ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Rows of a page (50)"),
+        ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
+        ("stage" = Option<String>, Query, description = "Only receipts at this stage"),
+        ("status" = Option<String>, Query, description = "Only of runs of this status"),
+        ("reason" = Option<String>, Query, description = "Only of runs of this reason"),
+        ("metadata" = Option<std::collections::BTreeMap<String, String>>, Query, style = DeepObject, explode, description = "Only of runs with all of these labels: `metadata[key]=value`"),
+        ("created_after" = Option<String>, Query, format = DateTime, description = "Only of calls made at or after this time"),
+        ("created_before" = Option<String>, Query, format = DateTime, description = "Only of calls made before this time"),
+    ),
+    responses((status = 200, description = "A page of receipts", body = ReceiptPage))
+)]
+pub(super) async fn receipt_search(
+    State(api): State<Arc<Api>>,
+    Reader(caller): Reader,
+    RawQuery(query): RawQuery,
+) -> Result<Json<ReceiptPage>, ApiError> {
+    let mut query = Query::parse(query.as_deref());
+    let (limit, after) = (query.take_limit()?, query.take_cursor::<FoundCursor>()?);
+    let filter = ReceiptFilter { stage: query.take_one_of("stage", &STAGES), run: take_filter(&mut query) };
+    query.finish()?;
+    let after = after.map(|FoundCursor(place)| place);
+    let rows = api.store.receipt_search(&caller.tenant, &filter, after, limit + 1).await?;
+    let (rows, more) = cut(rows, limit);
+    let last = rows.last().filter(|_| more);
+    let next_cursor = last.map(|found| encode(&FoundCursor(place(found, found.call.created_at))));
+    Ok(Json(ReceiptPage { data: rows.into_iter().map(Receipt::new).collect(), next_cursor }))
 }
 
 /// Fetch everything of a run in one document.
@@ -147,7 +175,7 @@ async fn every_receipt(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<
     loop {
         let page = api.store.receipt_list(&caller.tenant, run.uid, after, PAGE).await?;
         let Some(last) = page.last().map(|call| (call.key.turn, call.key.position)) else { return Ok(all) };
-        all.extend(page.into_iter().map(|call| Receipt::new(run, call)));
+        all.extend(page.into_iter().map(|call| of(run, call)));
         after = Some(last);
     }
 }

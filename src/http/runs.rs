@@ -99,19 +99,24 @@ pub(super) async fn run_list(
 ) -> Result<Json<RunPage>, ApiError> {
     let mut query = Query::parse(query.as_deref());
     let (limit, after) = (query.take_limit()?, query.take_cursor::<RunCursor>()?);
-    let filter = RunFilter {
-        status: query.take_one_of("status", &STATUSES),
-        reason: query.take_one_of("reason", &reasons()),
-        metadata: query.take_map("metadata"),
-        created_after: query.take_time("created_after"),
-        created_before: query.take_time("created_before"),
-    };
+    let filter = take_filter(&mut query);
     query.finish()?;
     let rows = api.store.run_list(&caller.tenant, &filter, after, limit + 1).await?;
     let (rows, more) = cut(rows, limit);
     let last = rows.last().filter(|_| more);
     let next_cursor = last.map(|run| encode(&RunCursor { created_at: run.head.created_at, uid: run.uid }));
     Ok(Json(RunPage { data: rows.into_iter().map(Run::from).collect(), next_cursor }))
+}
+
+/// What a list of runs, or of what runs left, is filtered by.
+pub(super) fn take_filter(query: &mut Query) -> RunFilter {
+    RunFilter {
+        status: query.take_one_of("status", &STATUSES),
+        reason: query.take_one_of("reason", &reasons()),
+        metadata: query.take_map("metadata"),
+        created_after: query.take_time("created_after"),
+        created_before: query.take_time("created_before"),
+    }
 }
 
 /// Every reason that a run can have: one that is misspelt would find nothing, and nobody would notice.

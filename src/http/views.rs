@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::links::{self, Link};
 use crate::run::binding::{CatalogRecord, Warning};
-use crate::run::call::{Backend, Call, Stage, idempotency_key};
+use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId};
 use crate::run::message::{Content, Message, Role};
@@ -16,7 +16,7 @@ use crate::run::outcome::ToolError;
 use crate::run::result::{RunError, Usage};
 use crate::run::spec::{ModelSpec, Replay, SideEffectClass};
 use crate::run::time::Timestamp;
-use crate::store::RunView;
+use crate::store::{FoundCall, ReceiptPlace, RunView};
 
 /// A run.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -261,7 +261,7 @@ pub(super) struct Receipt {
     cause: Option<&'static str>,
     /// Since when it is in this stage.
     since: Option<Timestamp>,
-    /// Who allowed one more attempt.
+    /// Who decided last how it goes on, when somebody did.
     decided_by: Option<String>,
     /// When the model made the call.
     created_at: Timestamp,
@@ -270,10 +270,11 @@ pub(super) struct Receipt {
 }
 
 impl Receipt {
-    /// The receipt of a call of that run.
-    pub(super) fn new(run: &RunView, call: Call) -> Self {
+    /// The receipt of a call.
+    pub(super) fn new(found: FoundCall) -> Self {
+        let FoundCall { run_id, uid, call } = found;
         let mut receipt = Self {
-            run_id: run.id.clone(),
+            run_id,
             turn: call.key.turn,
             position: call.key.position,
             call_id: call.call_id,
@@ -285,7 +286,7 @@ impl Receipt {
             side_effect_class: None,
             replay: None,
             attempt: call.attempt,
-            idempotency_key: idempotency_key(run.uid, call.key),
+            idempotency_key: idempotency_key(uid, call.key),
             input: call.input,
             output: None,
             error: None,
@@ -323,7 +324,12 @@ impl Receipt {
     }
 }
 
-/// A page of receipts, in order of turn and position.
+/// Where a call stands in a list that is ordered by that time.
+pub(super) const fn place(found: &FoundCall, at: Timestamp) -> ReceiptPlace {
+    ReceiptPlace { at, uid: found.uid, key: found.call.key }
+}
+
+/// A page of receipts: of one run in order of turn and position, across runs newest first.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct ReceiptPage {
     /// The receipts.

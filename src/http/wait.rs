@@ -1,5 +1,4 @@
-//! Waits for a run to end or to wait for somebody. Hears of it from the hub; looks itself once a second beneath, since
-//! another node may drive the run.
+//! Waits for a run to end or to wait for somebody. Hears of it from the hub, whichever node drives the run.
 
 use std::time::Duration;
 
@@ -13,9 +12,6 @@ use crate::run::status::Status;
 use crate::store::RunView;
 use crate::store::hub::Heard;
 
-/// How often the store is looked at while nothing is heard.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
-
 /// The run when it has ended or waits for somebody, or as it stands after `wait`, or when the server stops.
 pub(super) async fn until_settled(
     api: &Api,
@@ -24,7 +20,7 @@ pub(super) async fn until_settled(
     wait: Duration,
 ) -> Result<RunView, ApiError> {
     let deadline = Instant::now() + wait;
-    let mut subscription = api.hub.subscribe(view.uid);
+    let mut subscription = api.hub.subscribe(&caller.tenant, view.uid);
     loop {
         // Read after subscribing: what was committed before is seen here, what comes later is heard.
         view = api
@@ -36,14 +32,13 @@ pub(super) async fn until_settled(
         if is_settled(view.head.status) {
             return Ok(view);
         }
-        let look = Instant::now() + LOOK_EVERY;
+        subscription.reached(view.head.last_seq);
         loop {
             tokio::select! {
                 heard = subscription.next() => match heard {
                     Heard::Event(event) if !matches!(event.kind.as_str(), "run-status" | "result") => {}
                     Heard::Event(_) | Heard::Lagged => break,
                 },
-                () = sleep_until(look) => break,
                 () = sleep_until(deadline) => return Ok(view),
                 () = api.stopping.cancelled() => return Ok(view),
             }

@@ -8,7 +8,7 @@ use super::event::UndecidedCall;
 use super::ids::{Actor, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::result::{RunError, RunOutput, Usage};
-use super::spec::RunSpec;
+use super::spec::{Limits, RunSpec};
 use super::status::Status;
 use super::time::Timestamp;
 
@@ -89,6 +89,9 @@ pub struct HeadState {
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
+    /// What a resume tightened the run's limits to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
     /// Milliseconds of work in earlier legs.
     pub worked_ms: i64,
     /// When the current leg began.
@@ -114,6 +117,11 @@ impl Envelope {
     /// Whether a call is out, or was when the leg's process died.
     pub fn has_executing(&self) -> bool {
         self.calls.iter().any(|call| matches!(call.stage, Stage::Executing { .. }))
+    }
+
+    /// The limits that hold now.
+    pub fn limits(&self) -> &Limits {
+        self.head.state.limits.as_ref().unwrap_or(&self.spec.limits)
     }
 
     /// Milliseconds of work so far; waiting for people does not count.

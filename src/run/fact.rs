@@ -1,5 +1,6 @@
 //! What can become true of a run.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::binding::Binding;
@@ -7,9 +8,9 @@ use super::call::CallTarget;
 use super::event::Part;
 use super::ids::{Actor, CallId, CallKey};
 use super::message::ModelTurn;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, ToolError};
 use super::result::RunError;
-use super::spec::CatalogPolicy;
+use super::spec::{CatalogPolicy, Limits};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +57,8 @@ pub enum Fact {
     },
     /// A caller resumes a run that nobody drives.
     Resumed(Box<Resume>),
+    /// A person said what became of a call whose outcome nobody knew, or allowed one more attempt.
+    Reconciled(Box<Reconciliation>),
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
 }
@@ -92,6 +95,48 @@ pub struct Resume {
     pub served: Binding,
     /// What to do about a catalog that changed while the run was down.
     pub on_catalog_change: CatalogPolicy,
+    /// Tighter limits for the rest of the run's life.
+    pub limits: Option<Limits>,
+}
+
+/// What a person decided about one undecided call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reconciliation {
+    /// Who decided.
+    pub actor: Actor,
+    /// Which call.
+    pub key: CallKey,
+    /// What became of it.
+    pub resolution: Resolution,
+}
+
+/// How an undecided call goes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "resolution", rename_all = "kebab-case")]
+pub enum Resolution {
+    /// It may be sent exactly once more.
+    Retry,
+    /// It had its effect, and this is its result.
+    Complete {
+        /// What the backend returned, or would have.
+        output: Value,
+    },
+    /// It had no effect, or failed.
+    Fail {
+        /// What the model is told.
+        error: ToolError,
+    },
+}
+
+impl Resolution {
+    /// The code on the wire and in the audit.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Retry => "retry",
+            Self::Complete { .. } => "complete",
+            Self::Fail { .. } => "fail",
+        }
+    }
 }
 
 /// How a caller names a call.

@@ -26,6 +26,12 @@ pub enum Refusal {
         /// The calls.
         calls: Vec<CallId>,
     },
+    /// A call id that stands for several undecided calls.
+    #[error("{0} names several undecided calls: say of which turn")]
+    AmbiguousCall(CallId),
+    /// The call has its result, was never sent, or may go on by itself.
+    #[error("the call is not undecided")]
+    NotReconcilable,
     /// The run goes on waiting exactly as before.
     #[error("the request decides nothing")]
     NothingDecided,
@@ -43,6 +49,8 @@ impl Refusal {
             Self::BindingChanged => "binding-changed",
             Self::CatalogChanged(_) => "mcp-catalog-changed",
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
+            Self::AmbiguousCall(_) => "ambiguous-call",
+            Self::NotReconcilable => "not-reconcilable",
             Self::NothingDecided => "nothing-decided",
             Self::Impossible(_) => "internal",
         }

@@ -361,6 +361,27 @@ pub struct Limits {
     pub max_parallel_tool_calls: u32,
 }
 
+impl Limits {
+    /// The names of the limits that are looser than in `bound`, as they stand on the wire.
+    pub fn looser_than(&self, bound: &Self) -> Vec<&'static str> {
+        let over = |mine: Option<u64>, bound: Option<u64>| match (mine, bound) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(mine), Some(bound)) => mine > bound,
+        };
+        [
+            ("max_turns", self.max_turns > bound.max_turns),
+            ("max_tool_calls", self.max_tool_calls > bound.max_tool_calls),
+            ("max_tokens", over(self.max_tokens, bound.max_tokens)),
+            ("max_duration_s", over(self.max_duration_s, bound.max_duration_s)),
+            ("max_parallel_tool_calls", self.max_parallel_tool_calls > bound.max_parallel_tool_calls),
+        ]
+        .into_iter()
+        .filter_map(|(name, looser)| looser.then_some(name))
+        .collect()
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self { max_turns: 20, max_tool_calls: 200, max_tokens: None, max_duration_s: None, max_parallel_tool_calls: 5 }

@@ -9,12 +9,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use uuid::Uuid;
 
-use super::{StoreError, StoredEvent};
+use super::{AuditRow, StoreError, StoredEvent, Wishes};
 use crate::run::call::{Call, CallTarget, Stage};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::{Event, UndecidedCall};
-use crate::run::ids::{Actor, CallId, CallKey};
+use crate::run::ids::{Actor, CallId, CallKey, RunId};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::status::Status;
 use crate::run::time::Timestamp;
@@ -62,7 +63,7 @@ fn faulty(what: &'static str, fault: &serde_json::Error) -> StoreError {
     corrupt(what, format_args!("{:?} error in column {}", fault.classify(), fault.column()))
 }
 
-fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
+pub(super) fn json_text<T: Serialize>(what: &'static str, value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|fault| StoreError::Rejected(format!("{what} does not print: {fault}")))
 }
 
@@ -153,7 +154,9 @@ pub(super) struct CallRow {
     pub(super) turn: i64,
     pub(super) pos: i64,
     pub(super) stage: &'static str,
+    /// Since when nobody knows its outcome.
     pub(super) undecided_since: Option<i64>,
+    pub(super) created_at: i64,
     pub(super) input: String,
     pub(super) body: String,
     pub(super) output: Option<String>,
@@ -163,8 +166,12 @@ impl CallRow {
     pub(super) fn encode(call: &Call) -> Result<Self, StoreError> {
         let (stage, output) = split_stage(&call.stage);
         let undecided_since = match &call.stage {
-            Stage::Indeterminate { since, .. } if call.is_undecided() => Some(since.as_millis()),
-            _ => None,
+            Stage::Indeterminate { since, .. } => Some(since.as_millis()),
+            Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. } => None,
         };
         let document = CallDocument {
             key: call.key,
@@ -181,6 +188,7 @@ impl CallRow {
             pos: call.key.position.into(),
             stage: call.stage.code(),
             undecided_since,
+            created_at: call.created_at.as_millis(),
             input: readable("call input", json_text("call input", &call.input)?, DEPTH)?,
             body: encode("call", &document)?,
             output: output
@@ -246,9 +254,37 @@ pub(super) fn undecided<'a>(
 ) -> Result<Vec<UndecidedCall>, StoreError> {
     let mut calls = Vec::new();
     for (body, input) in rows {
-        calls.extend(crate::run::envelope::undecided_call(&call(body, input, None)?));
+        let call = call(body, input, None)?;
+        if call.is_undecided() {
+            calls.extend(crate::run::envelope::undecided_call(&call));
+        }
     }
     Ok(calls)
+}
+
+/// What others wish of a run, from its columns.
+pub(super) fn wishes(cancel: Option<String>, decisions: &[String]) -> Result<Wishes, StoreError> {
+    Ok(Wishes {
+        cancel_requested_by: cancel.map(|by| named("actor", Actor::parse(by))).transpose()?,
+        decisions: decisions.iter().map(|body| decode("decision", body)).collect::<Result<_, _>>()?,
+    })
+}
+
+/// A row of the audit as it is read: at, id, actor, action, subject, run, detail.
+pub(super) type AuditColumns = (i64, Uuid, String, String, String, Option<String>, String);
+
+/// The row that they say.
+pub(super) fn audit_row(columns: AuditColumns) -> Result<AuditRow, StoreError> {
+    let (at, id, actor, action, subject, run_id, detail) = columns;
+    Ok(AuditRow {
+        id,
+        at: Timestamp::from_millis(at),
+        actor: named("actor", Actor::parse(actor))?,
+        action,
+        subject,
+        run_id: run_id.map(|id| named("run id", RunId::parse(id))).transpose()?,
+        detail: decode("audit", &detail)?,
+    })
 }
 
 /// The columns of a head, as they are read.

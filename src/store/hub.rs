@@ -3,26 +3,54 @@
 
 use std::hash::Hash;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
+use super::feed::{FeedEvent, Told, in_order, is_fed};
+use super::rows::EventRow;
 use super::{StoreError, StoredEvent, codec};
 use crate::run::event::Event;
 use crate::run::ids::{RunUid, TenantId};
+use crate::run::time::Timestamp;
 
 /// How many events a reader may be behind before it is sent back to the store.
 const BACKLOG: usize = 256;
 
-type Channels<K> = DashMap<K, broadcast::Sender<Arc<StoredEvent>>>;
+/// The readers of one run or tenant, and what is known beside them.
+#[derive(Debug)]
+struct Channel<B> {
+    sender: broadcast::Sender<Arc<StoredEvent>>,
+    places: Vec<Arc<Place>>,
+    beside: B,
+}
+
+type Channels<K, B> = DashMap<K, Channel<B>>;
+
+/// How far one reader is.
+#[derive(Debug, Default)]
+struct Place {
+    /// The last number that the reader has, or was sent to the store for.
+    known: AtomicI64,
+    behind: Notify,
+}
+
+/// A reader of one run; the run's tenant stands beside it.
+pub type RunSubscription = Subscription<RunUid, TenantId>;
+
+/// A reader of all runs of a tenant; what they were told stands beside them.
+pub type TenantSubscription = Subscription<TenantId, Mutex<Told>>;
 
 /// The readers of this process. What nobody reads takes no memory.
 #[derive(Debug, Default)]
 pub struct Hub {
-    runs: Arc<Channels<RunUid>>,
-    tenants: Arc<Channels<TenantId>>,
+    runs: Arc<Channels<RunUid, TenantId>>,
+    tenants: Arc<Channels<TenantId, Mutex<Told>>>,
 }
 
 /// What a reader hears.
@@ -30,7 +58,8 @@ pub struct Hub {
 pub enum Heard {
     /// The next event.
     Event(Arc<StoredEvent>),
-    /// Events were dropped because the reader was slow: read the store from the last number on.
+    /// There are events that the reader is not told here, because it was slow or another node stored them: read the
+    /// store from the last number on.
     Lagged,
 }
 
@@ -48,31 +77,40 @@ impl Hub {
         if events.is_empty() || !(self.runs.contains_key(&uid) || self.tenants.contains_key(tenant)) {
             return Ok(());
         }
-        let events: Vec<_> =
-            events.iter().map(|event| codec::stored_event(event).map(Arc::new)).collect::<Result<_, _>>()?;
-        self.publish_stored(tenant, uid, events.iter());
+        let row = |event: &Event| {
+            codec::stored_event(event).map(|stored| EventRow { at: event.at.as_millis(), event: Arc::new(stored) })
+        };
+        let rows: Vec<EventRow> = events.iter().map(row).collect::<Result<_, _>>()?;
+        self.publish_stored(tenant, uid, &rows);
         Ok(())
     }
 
     /// The same with events that are already text.
-    pub(super) fn publish_stored<'a>(
-        &self,
-        tenant: &TenantId,
-        uid: RunUid,
-        events: impl Iterator<Item = &'a Arc<StoredEvent>> + Clone,
-    ) {
-        tell(&self.runs, &uid, events.clone());
-        tell(&self.tenants, tenant, events.filter(|event| matches!(event.kind.as_str(), "run-status" | "result")));
+    pub(super) fn publish_stored(&self, tenant: &TenantId, uid: RunUid, rows: &[EventRow]) {
+        if let Some(channel) = self.runs.get(&uid) {
+            for row in rows {
+                channel.send(&row.event);
+            }
+        }
+        let fed = rows.iter().filter(|row| is_fed(&row.event.kind));
+        if let Some(channel) = self.tenants.get(tenant) {
+            let mut told = channel.beside.lock();
+            for row in fed {
+                if told.is_new(uid, row.event.seq, Timestamp::from_millis(row.at)) {
+                    channel.send(&row.event);
+                }
+            }
+        }
     }
 
     /// Follows one run, from now on.
-    pub fn subscribe(&self, uid: RunUid) -> Subscription<RunUid> {
-        Subscription::new(&self.runs, uid)
+    pub fn subscribe(&self, tenant: &TenantId, uid: RunUid) -> RunSubscription {
+        Subscription::new(&self.runs, uid, || tenant.clone())
     }
 
-    /// Follows the status and result events of a tenant's runs, from now on.
-    pub fn subscribe_tenant(&self, tenant: &TenantId) -> Subscription<TenantId> {
-        Subscription::new(&self.tenants, tenant.clone())
+    /// Follows the status and result events of a tenant's runs that this node drives, from now on.
+    pub fn subscribe_tenant(&self, tenant: &TenantId) -> TenantSubscription {
+        Subscription::new(&self.tenants, tenant.clone(), Mutex::default)
     }
 
     /// How many runs and tenants somebody follows.
@@ -81,55 +119,120 @@ impl Hub {
     }
 }
 
-fn tell<'a, K: Eq + Hash>(channels: &Channels<K>, key: &K, events: impl Iterator<Item = &'a Arc<StoredEvent>>) {
-    let Some(sender) = channels.get(key).map(|entry| entry.clone()) else { return };
-    for event in events {
-        if sender.send(Arc::clone(event)).is_err() {
-            // The last reader just went; its entry goes with it.
-            return;
+/// For what other nodes stored.
+impl Hub {
+    /// Every run that somebody follows.
+    pub(super) fn followed_runs(&self) -> Vec<(TenantId, RunUid)> {
+        self.runs.iter().map(|channel| (channel.beside.clone(), *channel.key())).collect()
+    }
+
+    /// A run has events up to this number: those of its readers that have fewer, and were not told yet, are told.
+    pub(super) fn tell_behind(&self, uid: RunUid, last_seq: i64) {
+        let Some(channel) = self.runs.get(&uid) else { return };
+        for place in &channel.places {
+            if place.known.fetch_max(last_seq, Ordering::AcqRel) < last_seq {
+                place.behind.notify_one();
+            }
         }
+    }
+
+    /// Every tenant that somebody watches.
+    pub(super) fn watched_tenants(&self) -> Vec<TenantId> {
+        let watched = self.tenants.iter().filter(|channel| channel.beside.lock().has_begun());
+        watched.map(|channel| channel.key().clone()).collect()
+    }
+
+    /// Whether it is known what was there before the tenant's first watcher came.
+    pub(super) fn is_watched(&self, tenant: &TenantId) -> bool {
+        self.tenants.get(tenant).is_some_and(|channel| channel.beside.lock().has_begun())
+    }
+
+    /// What was there, since when, before the tenant's first watcher came.
+    pub(super) fn watch(&self, tenant: &TenantId, since: Timestamp, known: &[FeedEvent]) {
+        if let Some(channel) = self.tenants.get(tenant) {
+            channel.beside.lock().begin(since, known);
+        }
+    }
+
+    /// Tells what was found, as far as it was not told.
+    pub(super) fn feed(&self, found: Vec<FeedEvent>) {
+        for found in in_order(found) {
+            if let Some(channel) = self.tenants.get(&found.tenant)
+                && channel.beside.lock().is_found_new(&found)
+            {
+                channel.send(&Arc::new(found.event));
+            }
+        }
+    }
+
+    /// Nobody looks for older events of tenants any more.
+    pub(super) fn forget_before(&self, time: Timestamp) {
+        for channel in self.tenants.iter() {
+            channel.beside.lock().forget_before(time);
+        }
+    }
+}
+
+impl<B> Channel<B> {
+    fn send(&self, event: &Arc<StoredEvent>) {
+        // Fails when the last reader just went; its channel goes with it.
+        drop(self.sender.send(Arc::clone(event)));
     }
 }
 
 /// One reader's place. Its channel vanishes with the last reader.
 #[derive(Debug)]
-pub struct Subscription<K: Eq + Hash> {
-    channels: Arc<Channels<K>>,
+pub struct Subscription<K: Eq + Hash, B> {
+    channels: Arc<Channels<K, B>>,
     key: K,
-    /// Always there, until `drop` takes it to be gone before it counts the others.
-    receiver: Option<broadcast::Receiver<Arc<StoredEvent>>>,
+    place: Arc<Place>,
+    receiver: broadcast::Receiver<Arc<StoredEvent>>,
 }
 
-impl<K: Eq + Hash + Clone> Subscription<K> {
-    fn new(channels: &Arc<Channels<K>>, key: K) -> Self {
+impl<K: Eq + Hash + Clone, B> Subscription<K, B> {
+    fn new(channels: &Arc<Channels<K, B>>, key: K, beside: impl FnOnce() -> B) -> Self {
+        let place = Arc::new(Place::default());
         // The entry is locked while the reader is added: a leaving reader cannot remove the channel in between.
         let receiver = match channels.entry(key.clone()) {
-            Entry::Occupied(entry) => entry.get().subscribe(),
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().places.push(Arc::clone(&place));
+                entry.get().sender.subscribe()
+            }
             Entry::Vacant(entry) => {
                 let (sender, receiver) = broadcast::channel(BACKLOG);
-                entry.insert(sender);
+                entry.insert(Channel { sender, places: vec![Arc::clone(&place)], beside: beside() });
                 receiver
             }
         };
-        Self { channels: Arc::clone(channels), key, receiver: Some(receiver) }
+        Self { channels: Arc::clone(channels), key, place, receiver }
     }
 
     /// The next event; waits for it. May be dropped while it waits without losing one.
     pub async fn next(&mut self) -> Heard {
-        match &mut self.receiver {
-            Some(receiver) => match receiver.recv().await {
+        tokio::select! {
+            biased;
+            received = self.receiver.recv() => match received {
                 Ok(event) => Heard::Event(event),
                 // The sender lives as long as its readers, so it is never closed.
                 Err(RecvError::Lagged(_) | RecvError::Closed) => Heard::Lagged,
             },
-            None => Heard::Lagged,
+            () = self.place.behind.notified() => Heard::Lagged,
         }
     }
 }
 
-impl<K: Eq + Hash> Drop for Subscription<K> {
+impl<K: Eq + Hash, B> Subscription<K, B> {
+    /// The reader has every event up to this number, so it need not be told of them.
+    pub fn reached(&self, seq: i64) {
+        self.place.known.fetch_max(seq, Ordering::AcqRel);
+    }
+}
+
+impl<K: Eq + Hash, B> Drop for Subscription<K, B> {
     fn drop(&mut self) {
-        self.receiver = None;
-        self.channels.remove_if(&self.key, |_, sender| sender.receiver_count() == 0);
+        self.channels.remove_if_mut(&self.key, |_, channel| {
+            channel.places.retain(|place| !Arc::ptr_eq(place, &self.place));
+            channel.places.is_empty()
+        });
     }
 }

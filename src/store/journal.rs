@@ -175,8 +175,7 @@ impl JournalWriter {
     ) {
         let result = match applied {
             Ok(true) => {
-                let events = commit.rows.events.iter().map(|row| &row.event);
-                self.hub.publish_stored(&commit.tenant, commit.uid, events);
+                self.hub.publish_stored(&commit.tenant, commit.uid, &commit.rows.events);
                 Ok(())
             }
             Ok(false) => Err(JournalError::LeaseLost),

@@ -3,20 +3,28 @@
 //! **Fencing.** A run is owned through `(node, fence)`. Every write of an owned run carries the fence and the revision
 //! that its owner last saw; a write whose fence or revision is old changes nothing and its owner learns that the lease
 //! is lost. Whoever is not the owner writes only to a run that nobody owns, under the same revision check, or leaves a
-//! wish (`cancel_request`) that the owner reads.
-
-use std::sync::Arc;
+//! wish (`cancel_request`, `decision_leave`) that the owner reads.
 
 use async_trait::async_trait;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 mod codec;
 mod fault;
+mod feed;
+pub mod follow;
 pub mod hub;
 pub mod journal;
+mod open;
 mod postgres;
 mod rows;
 mod sqlite;
+pub mod wake;
 
+pub use feed::FeedEvent;
+use open::migrate;
+pub use open::{open, open_for};
 pub use rows::CommitRows;
 
 use crate::run::binding::CatalogRecord;
@@ -24,10 +32,12 @@ use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head};
 use crate::run::event::UndecidedCall;
-use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{Actor, CallId, CallKey, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
+use wake::Hints;
 
 /// Why the store could not do it; by remedy.
 #[derive(Debug, thiserror::Error)]
@@ -212,14 +222,16 @@ pub trait RunStore: Send + Sync {
     ) -> Result<Vec<RunView>, StoreError>;
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
-    /// A decision on a run that nobody owns: applied only while fence and revision are the ones seen and there is no
-    /// owner; raises the fence. `Next::Owner` makes it due now. `false`: somebody was faster, load again.
+    /// A decision on a run that nobody owns, with its rows of the audit: applied only while fence and revision are the
+    /// ones seen and there is no owner; raises the fence. `Next::Owner` makes it due now. `false`: somebody was faster,
+    /// load again.
     async fn run_decide(
         &self,
         tenant: &TenantId,
         uid: RunUid,
         seen: Fence,
         commit: &Commit,
+        audit: &[AuditRow],
     ) -> Result<bool, StoreError>;
     /// Leaves the wish to cancel with a run that a node owns; the first wish stays. `false`: nobody owns it, decide
     /// instead. An owner that lets go without having read it leaves the run due now, so that the next one does.
@@ -240,6 +252,14 @@ pub trait RunStore: Send + Sync {
         after: Option<(u32, u32)>,
         limit: u32,
     ) -> Result<Vec<Call>, StoreError>;
+    /// One call that has a receipt.
+    async fn receipt_fetch(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        turn: u32,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, StoreError>;
     /// Events with a number greater than `after`, in order.
     async fn event_list(
         &self,
@@ -310,6 +330,8 @@ pub trait ExecutorStore: Send + Sync {
     async fn node_register(&self, node: NodeId) -> Result<(), StoreError>;
     /// Beats, and reads what the node owns and whose attention is wanted.
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError>;
+    /// The runs of this node that somebody left a wish with.
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError>;
     /// Says good-bye: the node's runs are due at once.
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError>;
     /// Marks nodes dead whose beat is older than the lease, by the database clock, and makes their runs due
@@ -327,55 +349,158 @@ pub trait ExecutorStore: Send + Sync {
     /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run
     /// may stand in it twice. After `Unavailable` nobody knows whether they are stored.
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError>;
+    /// What others wish of an owned run; its attention is then no longer wanted. Decisions stay until the core takes
+    /// them, and come again until then. Empty when the run is another owner's.
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError>;
+}
+
+/// What others wish of a run that a node owns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wishes {
+    /// Who wished it cancelled.
+    pub cancel_requested_by: Option<Actor>,
+    /// What people decided about its undecided calls.
+    pub decisions: Vec<Reconciliation>,
+}
+
+/// A row of the audit: who did what, when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditRow {
+    /// Its identity, which breaks ties of time.
+    pub id: Uuid,
+    /// When.
+    pub at: Timestamp,
+    /// Who.
+    pub actor: Actor,
+    /// What, e.g. `reconciliation.retry`.
+    pub action: String,
+    /// To what.
+    pub subject: String,
+    /// To which run, when it was one.
+    pub run_id: Option<RunId>,
+    /// What else is worth keeping; never a secret.
+    pub detail: Value,
+}
+
+/// Which rows of the audit a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// Only this actor's.
+    pub actor: Option<String>,
+    /// Only this action.
+    pub action: Option<String>,
+    /// Only this run's.
+    pub run_id: Option<String>,
+}
+
+/// Where a newest-first list of rows goes on: strictly after this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceInTime {
+    /// The last row's time.
+    pub at: Timestamp,
+    /// Its identity.
+    pub id: Uuid,
+}
+
+/// What became of a decision about a run that a node owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// The owner will read it.
+    Kept,
+    /// Nobody owns the run: decide instead.
+    NotOwned,
+    /// The call is not undecided, or somebody was faster; nothing was stored.
+    Decided,
+}
+
+/// A call with the run that it belongs to.
+#[derive(Clone, Debug)]
+pub struct FoundCall {
+    /// The run's name.
+    pub run_id: RunId,
+    /// The run's internal identity.
+    pub uid: RunUid,
+    /// The call.
+    pub call: Call,
+}
+
+/// Which receipts of a tenant a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct ReceiptFilter {
+    /// Only this stage.
+    pub stage: Option<String>,
+    /// Only receipts of such runs; its times are those of the receipts.
+    pub run: RunFilter,
+}
+
+/// A place in a list of calls across runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiptPlace {
+    /// The time that the list is ordered by.
+    pub at: Timestamp,
+    /// The run.
+    pub uid: RunUid,
+    /// The call in the run.
+    pub key: CallKey,
+}
+
+/// What administrators need of the store. The tenant comes first everywhere.
+#[async_trait]
+pub trait AdminStore: Send + Sync {
+    /// Leaves a decision about a call with the node that owns its run, beside its row of the audit. `since`: since when
+    /// the call is undecided; at another time it is another question.
+    async fn decision_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        decided: &Reconciliation,
+        since: Timestamp,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError>;
+    /// Calls whose outcome is unknown, longest first, by the time since when it is.
+    async fn undecided_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError>;
+    /// Receipts across runs, newest first.
+    async fn receipt_search(
+        &self,
+        tenant: &TenantId,
+        filter: &ReceiptFilter,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError>;
+    /// The audit, newest first.
+    async fn audit_list(
+        &self,
+        tenant: &TenantId,
+        filter: &AuditFilter,
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Vec<AuditRow>, StoreError>;
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
 const FORGET_NODE_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// One database that does both.
-pub trait Store: RunStore + ExecutorStore {}
-
-impl<T: RunStore + ExecutorStore> Store for T {}
-
-/// Opens a store: `postgres://…`, or `sqlite:PATH`. With `migrate` the schema is brought up to this version first.
-///
-/// # Errors
-/// `Misconfigured` for another URL, a schema that this version does not know or that lacks migrations, or a SQLite file
-/// that another process has; `Unavailable` when the database does not answer.
-pub async fn open(url: &str, migrate: bool) -> Result<Arc<dyn Store>, StoreError> {
-    if let Some(path) = url.strip_prefix("sqlite:") {
-        let path = path.strip_prefix("//").unwrap_or(path);
-        return Ok(Arc::new(sqlite::SqliteStore::open(std::path::Path::new(path), migrate).await?));
-    }
-    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        return Ok(Arc::new(postgres::PostgresStore::open(url, migrate).await?));
-    }
-    Err(StoreError::Misconfigured("a database URL is postgres://… or sqlite:PATH".to_owned()))
+/// What it takes to hear of what other nodes stored.
+#[async_trait]
+pub trait FollowStore: Send + Sync {
+    /// What this node says to the others, and hears of them.
+    fn hints(&self) -> &Hints;
+    /// Carries hints between this node and the others until the token is cancelled; whatever is wrong is tried again.
+    /// `node` tells this process's own hints apart. Ends at once where there can be no other node.
+    async fn hint_carry(&self, node: NodeId, stop: CancellationToken);
+    /// The number of the last event of each of these runs, as far as they exist.
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError>;
+    /// Status and result events of these tenants that happened at `since` or later, of each tenant the newest `limit`.
+    async fn feed_list(&self, tenants: &[TenantId], since: Timestamp, limit: u32)
+    -> Result<Vec<FeedEvent>, StoreError>;
 }
 
-/// Brings the schema up to this version, or checks that it is. Fails on a schema that knows more than this version.
-async fn migrate<C>(migrator: &sqlx::migrate::Migrator, connection: &mut C, apply: bool) -> Result<(), StoreError>
-where
-    C: sqlx::migrate::Migrate,
-{
-    if apply {
-        migrator.run_direct(None, connection, false).await?;
-        return Ok(());
-    }
-    connection.ensure_migrations_table(&migrator.table_name).await?;
-    let applied = connection.list_applied_migrations(&migrator.table_name).await?;
-    let misfit = |text: String| Err(StoreError::Misconfigured(text));
-    for done in &applied {
-        match migrator.iter().find(|known| known.version == done.version) {
-            None => return misfit(format!("the schema is newer than this version: it has migration {}", done.version)),
-            Some(known) if known.checksum != done.checksum => {
-                return misfit(format!("migration {} is not the one that was applied", done.version));
-            }
-            Some(_) => {}
-        }
-    }
-    match migrator.iter().find(|known| !applied.iter().any(|done| done.version == known.version)) {
-        Some(missing) => misfit(format!("the schema lacks migration {}: migrate first", missing.version)),
-        None => Ok(()),
-    }
-}
+/// One database that does all.
+pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore {}
+
+impl<T: RunStore + ExecutorStore + FollowStore + AdminStore> Store for T {}

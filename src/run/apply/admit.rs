@@ -45,6 +45,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         usage: Usage::default(),
         progressed: false,
         model_failures: 0,
+        limits: None,
         worked_ms: 0,
         leg_began_at: None,
         warnings: Vec::new(),

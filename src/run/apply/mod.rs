@@ -8,6 +8,7 @@ mod admit;
 mod draft;
 mod leg;
 mod proceed;
+mod reconcile;
 mod resume;
 mod settle;
 mod turn;
@@ -26,7 +27,7 @@ use super::time::Timestamp;
 /// # Errors
 /// A refusal when the state does not admit the fact; the envelope is then unchanged.
 pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Commit, Refusal> {
-    if envelope.head.status.is_terminal() {
+    if envelope.head.status.is_terminal() && !matches!(fact, Fact::Reconciled(_)) {
         return Err(Refusal::RunTerminal);
     }
     match fact {
@@ -38,6 +39,7 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
+        Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
     }
 }

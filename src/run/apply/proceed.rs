@@ -22,7 +22,7 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
         }
         return;
     }
-    let limit = usize::try_from(draft.envelope.spec.limits.max_parallel_tool_calls).unwrap_or(usize::MAX);
+    let limit = usize::try_from(draft.envelope.limits().max_parallel_tool_calls).unwrap_or(usize::MAX);
     let free = limit.saturating_sub(executing);
     let sendable: Vec<CallKey> =
         draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).take(free).collect();
@@ -69,7 +69,7 @@ fn ask_again(draft: &mut Draft<'_>) {
 }
 
 fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
-    let limits = &draft.envelope.spec.limits;
+    let limits = draft.envelope.limits();
     let state = &draft.envelope.head.state;
     let spent_tokens = limits.max_tokens.is_some_and(|max| state.usage.total_tokens >= max);
     let worked_s = u64::try_from(draft.envelope.worked_ms(draft.now) / 1000).unwrap_or(0);

@@ -1,16 +1,17 @@
 //! A caller resumes a run that nobody drives. What it decides is kept even if the run must go on waiting.
 
 use super::draft::Draft;
+use super::reconcile;
 use crate::run::binding::{Binding, Drift, Warning, WarningKind};
-use crate::run::call::{Call, Stage};
+use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::fact::{CallRef, Resume};
-use crate::run::ids::{Actor, CallId, CallKey};
+use crate::run::ids::{CallId, CallKey};
 use crate::run::refusal::Refusal;
 use crate::run::spec::CatalogPolicy;
-use crate::run::status::{Status, SuspendReason};
+use crate::run::status::Status;
 use crate::run::time::Timestamp;
 
 pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -> Result<Commit, Refusal> {
@@ -20,6 +21,9 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
             return Err(Refusal::RunTerminal);
         }
+    }
+    if let Some(call) = ambiguous(envelope, &resume.retry) {
+        return Err(Refusal::AmbiguousCall(call));
     }
     let drift = envelope.binding.drift(&resume.served);
     if let Some(drift) = &drift {
@@ -32,7 +36,10 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     }
     let mut draft = Draft::new(envelope, now);
     for key in authorized {
-        authorize(&mut draft, key, &resume.actor);
+        reconcile::authorize(&mut draft, key, &resume.actor);
+    }
+    if let Some(limits) = resume.limits {
+        draft.envelope.head.state.limits = Some(limits);
     }
     match drift {
         // Accepted with no call open, so the run goes on.
@@ -41,9 +48,7 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         None => {}
     }
     draft.progress();
-    if waits {
-        draft.status(Status::Suspended(SuspendReason::ToolReconciliationRequired));
-    } else {
+    if !waits {
         draft.status(Status::Queued);
     }
     Ok(draft.commit())
@@ -68,23 +73,19 @@ fn in_flight(call: &Call) -> bool {
     !call.stage.is_settled()
 }
 
-fn authorized(envelope: &Envelope, retry: &[CallRef]) -> Vec<CallKey> {
-    let named = |call: &Call| {
-        retry.iter().any(|r| r.call_id == call.call_id && r.turn.is_none_or(|turn| turn == call.key.turn))
-    };
-    envelope.undecided().filter(|call| named(call)).map(|call| call.key).collect()
+/// A bare id that stands for several undecided calls allows none of them.
+fn ambiguous(envelope: &Envelope, retry: &[CallRef]) -> Option<CallId> {
+    let fits = |named: &CallRef| envelope.undecided().filter(|call| fits(named, call)).count();
+    retry.iter().find(|named| fits(named) > 1).map(|named| named.call_id.clone())
 }
 
-fn authorize(draft: &mut Draft<'_>, key: CallKey, actor: &Actor) {
-    let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
-    let Stage::Indeterminate { cause, since, .. } = call.stage else { return };
-    let call_id = call.call_id.clone();
-    draft.move_call(key, Stage::Indeterminate { cause, since, authorized: true });
-    if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
-        call.decided_by = Some(actor.clone());
-    }
-    let (turn, actor) = (key.turn, actor.to_string());
-    draft.event(EventBody::ReconciliationDecided { turn, call_id, resolution: "retry".to_owned(), actor });
+fn authorized(envelope: &Envelope, retry: &[CallRef]) -> Vec<CallKey> {
+    let named = |call: &&Call| retry.iter().any(|named| fits(named, call));
+    envelope.undecided().filter(named).map(|call| call.key).collect()
+}
+
+fn fits(named: &CallRef, call: &Call) -> bool {
+    named.call_id == call.call_id && named.turn.is_none_or(|turn| turn == call.key.turn)
 }
 
 fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {

@@ -169,7 +169,7 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
 
 /// Sends what may be sent, unless the calls of this turn exceed the run's limit: then none of them is.
 fn boundary(draft: &mut Draft<'_>) {
-    let limit = draft.envelope.spec.limits.max_tool_calls;
+    let limit = draft.envelope.limits().max_tool_calls;
     if draft.envelope.head.state.tool_calls <= limit {
         proceed::proceed(draft);
         return;

@@ -6,10 +6,11 @@ use sqlx::query::Query;
 use uuid::Uuid;
 
 use super::PostgresStore;
+use super::admin::audit_insert;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::rows::CommitRows;
-use crate::store::{OwnedCommit, StoreError};
+use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The rows beside the heads, for the heads that `h` lists. Each head knows its slice of the arrays (`m` messages, `k`
 /// calls, `e` events), so nothing is joined and a plan cannot go wrong with the size of a batch. A call that is known
@@ -21,18 +22,20 @@ macro_rules! insert_rows {
          said AS (INSERT INTO messages (tenant_id, run_uid, pos, body) \
            SELECT h.tenant_id, h.uid, m.pos, m.body::json FROM h CROSS JOIN LATERAL unnest( \
              ($1::bigint[])[h.m_from:h.m_to], ($2::text[])[h.m_from:h.m_to]) AS m (pos, body)), \
-         called AS (INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output) \
-           SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.input::json, k.body::json, \
-             k.output::json FROM h CROSS JOIN LATERAL unnest( \
+         called AS (INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, \
+             output) \
+           SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.created_at, k.input::json, \
+             k.body::json, k.output::json FROM h CROSS JOIN LATERAL unnest( \
              ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
              ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
-             ($9::text[])[h.k_from:h.k_to]) AS k (turn, pos, stage, undecided_since, input, body, output) \
+             ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to]) \
+             AS k (turn, pos, stage, undecided_since, input, body, output, created_at) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json FROM h CROSS JOIN LATERAL unnest( \
-             ($10::bigint[])[h.e_from:h.e_to], ($11::bigint[])[h.e_from:h.e_to], ($12::text[])[h.e_from:h.e_to], \
-             ($13::text[])[h.e_from:h.e_to]) AS e (seq, at, kind, body))"
+             ($11::bigint[])[h.e_from:h.e_to], ($12::bigint[])[h.e_from:h.e_to], ($13::text[])[h.e_from:h.e_to], \
+             ($14::text[])[h.e_from:h.e_to]) AS e (seq, at, kind, body))"
     };
 }
 pub(super) use insert_rows;
@@ -52,10 +55,10 @@ macro_rules! apply_commits {
                  WHEN r.cancel_requested_by IS NOT NULL THEN now_ms() ELSE c.due_in + now_ms() END, \
                attention = r.attention AND NOT c.terminal, \
                cancel_requested_by = CASE WHEN c.terminal THEN NULL ELSE r.cancel_requested_by END \
-             FROM unnest($14::bigint[], $15::text[], $16::uuid[], $17::bigint[], $18::bigint[], $19::bigint[], \
-                 $20::text[], $21::text[], $22::bigint[], $23::bigint[], $24::bigint[], $25::text[], \
-                 $26::bigint[], $27::bigint[], $28::bigint[], $29::text[], $30::boolean[], $31::boolean[], \
-                 $32::bigint[], $33::int[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[]) \
+             FROM unnest($15::bigint[], $16::text[], $17::uuid[], $18::bigint[], $19::bigint[], $20::bigint[], \
+                 $21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::text[], \
+                 $27::bigint[], $28::bigint[], $29::bigint[], $30::text[], $31::boolean[], $32::boolean[], \
+                 $33::bigint[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[], $39::int[]) \
                AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
                  updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in, \
                  m_from, m_to, k_from, k_to, e_from, e_to) \
@@ -98,12 +101,19 @@ pub(super) async fn run_decide(
     uid: RunUid,
     seen: Fence,
     commit: &Commit,
+    audit: &[AuditRow],
 ) -> Result<bool, StoreError> {
     const SQL: &str = apply_commits!("r.fence + 1", "NULL");
     let rows = CommitRows::encode(commit)?.of_nobody();
     let mut batch = Batch::default();
     batch.push(0, (tenant, uid), seen, &rows);
-    Ok(!batch.apply(SQL, &store.pool).await?.is_empty())
+    let mut tx = store.pool.begin().await?;
+    let took = !numbers(&batch.query(SQL).fetch_all(&mut *tx).await?)?.is_empty();
+    if took {
+        audit_insert(&mut tx, tenant, audit).await?;
+        tx.commit().await?;
+    }
+    Ok(took)
 }
 
 /// The columns of all heads of a batch, and its other rows.
@@ -231,6 +241,7 @@ struct Calls<'a> {
     input: Vec<&'a str>,
     body: Vec<&'a str>,
     output: Vec<Option<&'a str>>,
+    created_at: Vec<i64>,
 }
 
 #[derive(Default)]
@@ -255,6 +266,7 @@ impl<'a> Rows<'a> {
             self.calls.input.push(&call.input);
             self.calls.body.push(&call.body);
             self.calls.output.push(call.output.as_deref());
+            self.calls.created_at.push(call.created_at);
         }
         for row in &rows.events {
             self.events.seq.push(row.event.seq);
@@ -270,7 +282,7 @@ impl<'a> Rows<'a> {
             .map(|length| i32::try_from(length).unwrap_or(i32::MAX))
     }
 
-    /// Binds `$1` to `$13`.
+    /// Binds `$1` to `$14`.
     pub(super) fn bind<'q>(&'q self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
         query
             .bind(&self.positions)
@@ -282,6 +294,7 @@ impl<'a> Rows<'a> {
             .bind(&self.calls.input)
             .bind(&self.calls.body)
             .bind(&self.calls.output)
+            .bind(&self.calls.created_at)
             .bind(&self.events.seq)
             .bind(&self.events.at)
             .bind(&self.events.kind)

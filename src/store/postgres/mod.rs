@@ -1,92 +1,50 @@
-//! The production store: a pool for requests, and one connection for the journal. Same functions as `sqlite/`.
+//! The production store: a pool for requests, one connection for the journal, one for the beats. Same functions as
+//! `sqlite/`. Everything that others may care about leaves a hint once it is stored.
 
+mod admin;
 mod commits;
+mod follow;
 mod nodes;
 mod reads;
 mod runs;
-
-use std::str::FromStr;
-use std::time::Duration;
+mod steady;
+mod wake;
 
 use async_trait::async_trait;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Connection, PgPool, SqlStr};
+use sqlx::{PgPool, SqlStr};
+use tokio_util::sync::CancellationToken;
 
+pub(super) use steady::SteadyPostgres;
+
+use super::wake::{Hint, Hints};
 use super::{
-    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
+    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor,
+    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
 
-/// Connections for everything but the journal.
-const CONNECTIONS: u32 = 8;
-/// How long a request waits for a connection.
-const ACQUIRE: Duration = Duration::from_secs(10);
-/// A connection that was idle for longer is tried before it is used.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
-
-/// The store on Postgres.
-pub(super) struct PostgresStore {
+/// What the store does, over one set of connections.
+struct PostgresStore {
     pool: PgPool,
     /// The journal's own connection, planned for its one big statement.
     writer: PgPool,
-}
-
-impl PostgresStore {
-    pub(super) async fn open(url: &str, migrate: bool) -> Result<Self, StoreError> {
-        let options = PgConnectOptions::from_str(url)?.application_name("countersign");
-        let mut connection = options.connect().await?;
-        super::migrate(&migrator(), &mut connection, migrate).await?;
-        // A failed migration leaves its advisory lock with the connection, so this one is never pooled.
-        connection.close().await?;
-        let options = options.options([
-            // Acknowledged is durable, whatever the server's default.
-            ("synchronous_commit", "on"),
-            // No half-done transaction outlives a lease.
-            ("idle_in_transaction_session_timeout", "5000"),
-            ("statement_timeout", "30000"),
-        ]);
-        let pool = pool_options(CONNECTIONS).connect_with(options.clone()).await?;
-        // Planning the big statement for its arguments costs more than running it. The one plan must be right for any
-        // batch and any table, also one without statistics: probe each run by its key, and nothing else.
-        let options = options.options([
-            ("plan_cache_mode", "force_generic_plan"),
-            ("enable_seqscan", "off"),
-            ("enable_bitmapscan", "off"),
-            ("enable_hashjoin", "off"),
-            ("enable_mergejoin", "off"),
-            ("enable_material", "off"),
-        ]);
-        let writer = pool_options(1).connect_with(options).await?;
-        Ok(Self { pool, writer })
-    }
-}
-
-fn pool_options(connections: u32) -> PgPoolOptions {
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(ACQUIRE)
-        // A round trip before every statement would double its time: only what idled is tried.
-        .test_before_acquire(false)
-        .before_acquire(|connection, meta| {
-            Box::pin(async move {
-                if meta.idle_for > TRUSTED_IDLE {
-                    connection.ping().await?;
-                }
-                Ok(true)
-            })
-        })
+    /// The beats' own connection: a node full of requests is still alive.
+    beats: PgPool,
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 2] = [
+    const FILES: [(i64, &str, &str); 4] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
+        (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
+        (2_026_113_005, "feed", include_str!("../../../migrations/postgres/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -96,9 +54,17 @@ fn migrator() -> Migrator {
 }
 
 #[async_trait]
-impl RunStore for PostgresStore {
+impl RunStore for SteadyPostgres {
     async fn run_admit(&self, admission: Admission) -> Result<Admitted, StoreError> {
-        runs::run_admit(self, &admission).await
+        let store = self.now();
+        let admitted = self.within(&store, runs::run_admit(&store, &admission)).await?;
+        if admitted == Admitted::Created {
+            self.hints.tell(Hint::Feed);
+            if admission.owner.is_none() {
+                self.hints.tell(Hint::Due);
+            }
+        }
+        Ok(admitted)
     }
 
     async fn kept_fetch(
@@ -107,11 +73,13 @@ impl RunStore for PostgresStore {
         request: &KeptRequest,
         now: Timestamp,
     ) -> Result<Option<KeptAnswer>, StoreError> {
-        runs::kept_fetch(self, tenant, request, now).await
+        let store = self.now();
+        self.within(&store, runs::kept_fetch(&store, tenant, request, now)).await
     }
 
     async fn run_fetch(&self, tenant: &TenantId, id: &RunId) -> Result<Option<RunView>, StoreError> {
-        reads::run_fetch(self, tenant, id).await
+        let store = self.now();
+        self.within(&store, reads::run_fetch(&store, tenant, id)).await
     }
 
     async fn run_list(
@@ -121,11 +89,13 @@ impl RunStore for PostgresStore {
         after: Option<RunCursor>,
         limit: u32,
     ) -> Result<Vec<RunView>, StoreError> {
-        reads::run_list(self, tenant, filter, after, limit).await
+        let store = self.now();
+        self.within(&store, reads::run_list(&store, tenant, filter, after, limit)).await
     }
 
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError> {
-        runs::run_load(self, tenant, uid).await
+        let store = self.now();
+        self.within(&store, runs::run_load(&store, tenant, uid)).await
     }
 
     async fn run_decide(
@@ -134,12 +104,27 @@ impl RunStore for PostgresStore {
         uid: RunUid,
         seen: Fence,
         commit: &Commit,
+        audit: &[AuditRow],
     ) -> Result<bool, StoreError> {
-        commits::run_decide(self, tenant, uid, seen, commit).await
+        let store = self.now();
+        // The batch's columns are wide; on the heap they do not swell every future around.
+        let deciding = Box::pin(commits::run_decide(&store, tenant, uid, seen, commit, audit));
+        let decided = self.within(&store, deciding).await?;
+        if decided {
+            self.hints.tell(Hint::Due);
+            self.hints.tell(Hint::Events);
+            self.hints.tell(Hint::Feed);
+        }
+        Ok(decided)
     }
 
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError> {
-        runs::cancel_request(self, tenant, uid, actor).await
+        let store = self.now();
+        let asked = self.within(&store, runs::cancel_request(&store, tenant, uid, actor)).await?;
+        if asked {
+            self.hints.tell(Hint::Wish);
+        }
+        Ok(asked)
     }
 
     async fn message_list(
@@ -149,7 +134,8 @@ impl RunStore for PostgresStore {
         from: u32,
         limit: u32,
     ) -> Result<Vec<Message>, StoreError> {
-        reads::message_list(self, tenant, uid, from, limit).await
+        let store = self.now();
+        self.within(&store, reads::message_list(&store, tenant, uid, from, limit)).await
     }
 
     async fn receipt_list(
@@ -159,7 +145,19 @@ impl RunStore for PostgresStore {
         after: Option<(u32, u32)>,
         limit: u32,
     ) -> Result<Vec<Call>, StoreError> {
-        reads::receipt_list(self, tenant, uid, after, limit).await
+        let store = self.now();
+        self.within(&store, reads::receipt_list(&store, tenant, uid, after, limit)).await
+    }
+
+    async fn receipt_fetch(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        turn: u32,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, StoreError> {
+        let store = self.now();
+        self.within(&store, reads::receipt_fetch(&store, tenant, uid, turn, call_id)).await
     }
 
     async fn event_list(
@@ -169,58 +167,187 @@ impl RunStore for PostgresStore {
         after: i64,
         limit: u32,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        reads::event_list(self, tenant, uid, after, limit).await
+        let store = self.now();
+        self.within(&store, reads::event_list(&store, tenant, uid, after, limit)).await
     }
 
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError> {
-        reads::secret_list(self, tenant, uid).await
+        let store = self.now();
+        self.within(&store, reads::secret_list(&store, tenant, uid)).await
     }
 
     async fn secret_samples(&self) -> Result<Vec<(TenantId, RunUid, SealedSecret)>, StoreError> {
-        reads::secret_samples(self).await
+        let store = self.now();
+        self.within(&store, reads::secret_samples(&store)).await
     }
 
     async fn ping(&self) -> Result<(), StoreError> {
-        nodes::ping(self).await
+        let store = self.now();
+        self.within(&store, nodes::ping(&store)).await
     }
 
     async fn close(&self) {
-        self.pool.close().await;
-        self.writer.close().await;
+        self.close_pools().await;
     }
 }
 
 #[async_trait]
-impl ExecutorStore for PostgresStore {
+impl ExecutorStore for SteadyPostgres {
     async fn node_register(&self, node: NodeId) -> Result<(), StoreError> {
-        nodes::node_register(self, node).await
+        let store = self.now();
+        self.within(&store, nodes::node_register(&store, node)).await
     }
 
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError> {
-        nodes::node_beat(self, node).await
+        let store = self.now();
+        self.within_beat(&store, nodes::node_beat(&store, node)).await
+    }
+
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        let store = self.now();
+        self.within_beat(&store, nodes::wish_list(&store, node)).await
     }
 
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
-        nodes::node_retire(self, node).await
+        let store = self.now();
+        self.within(&store, nodes::node_retire(&store, node)).await?;
+        self.hints.tell(Hint::Due);
+        Ok(())
     }
 
     async fn node_reap(&self, lease_ms: i64) -> Result<u64, StoreError> {
-        nodes::node_reap(self, lease_ms).await
+        let store = self.now();
+        let freed = self.within(&store, nodes::node_reap(&store, lease_ms)).await?;
+        if freed > 0 {
+            self.hints.tell(Hint::Due);
+        }
+        Ok(freed)
     }
 
     async fn run_claim(&self, node: NodeId, slots: u32, per_tenant: u32) -> Result<Vec<Claim>, StoreError> {
-        nodes::run_claim(self, node, slots, per_tenant).await
+        let store = self.now();
+        self.within(&store, nodes::run_claim(&store, node, slots, per_tenant)).await
     }
 
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
-        nodes::run_release(self, claim, crashed).await
+        let store = self.now();
+        let released = self.within(&store, nodes::run_release(&store, claim, crashed)).await?;
+        if released {
+            self.hints.tell(Hint::Due);
+        }
+        Ok(released)
     }
 
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
-        nodes::run_due_in(self).await
+        let store = self.now();
+        self.within(&store, nodes::run_due_in(&store)).await
     }
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
-        commits::commit_apply(self, commits).await
+        let store = self.now();
+        let applied = self.within(&store, commits::commit_apply(&store, commits)).await?;
+        for (commit, _) in commits.iter().zip(&applied).filter(|(_, applied)| **applied) {
+            self.tell_of(commit);
+        }
+        Ok(applied)
+    }
+
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
+        let store = self.now();
+        self.within(&store, admin::wishes_take(&store, claim)).await
+    }
+}
+
+#[async_trait]
+impl FollowStore for SteadyPostgres {
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    async fn hint_carry(&self, node: NodeId, stop: CancellationToken) {
+        Box::pin(wake::carry(self.options(), &self.hints, node, stop)).await;
+    }
+
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError> {
+        let store = self.now();
+        self.within(&store, follow::seq_list(&store, runs)).await
+    }
+
+    async fn feed_list(
+        &self,
+        tenants: &[TenantId],
+        since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<FeedEvent>, StoreError> {
+        let store = self.now();
+        self.within(&store, follow::feed_list(&store, tenants, since, limit)).await
+    }
+}
+
+impl SteadyPostgres {
+    /// What a commit that is stored may mean to other nodes.
+    fn tell_of(&self, commit: &OwnedCommit) {
+        let events = &commit.rows.events;
+        if !events.is_empty() {
+            self.hints.tell(Hint::Events);
+        }
+        if events.iter().any(|row| feed::is_fed(&row.event.kind)) {
+            self.hints.tell(Hint::Feed);
+        }
+        // Also when it rests or has ended: another run of the tenant may take its place.
+        if commit.rows.lets_go {
+            self.hints.tell(Hint::Due);
+        }
+    }
+}
+
+#[async_trait]
+impl AdminStore for SteadyPostgres {
+    async fn decision_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        decided: &Reconciliation,
+        since: Timestamp,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        let store = self.now();
+        let left = self.within(&store, admin::decision_leave(&store, tenant, uid, decided, since, audit)).await?;
+        if left == Left::Kept {
+            self.hints.tell(Hint::Wish);
+        }
+        Ok(left)
+    }
+
+    async fn undecided_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        let store = self.now();
+        self.within(&store, admin::undecided_list(&store, tenant, after, limit)).await
+    }
+
+    async fn receipt_search(
+        &self,
+        tenant: &TenantId,
+        filter: &ReceiptFilter,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        let store = self.now();
+        self.within(&store, admin::receipt_search(&store, tenant, filter, after, limit)).await
+    }
+
+    async fn audit_list(
+        &self,
+        tenant: &TenantId,
+        filter: &AuditFilter,
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        let store = self.now();
+        self.within(&store, admin::audit_list(&store, tenant, filter, after, limit)).await
     }
 }

@@ -1,7 +1,10 @@
 //! Nodes, leases and claims, all by the database's clock.
 
+use std::time::Duration;
+
 use sqlx::Row;
 use sqlx::postgres::PgRow;
+use tokio::time::sleep;
 
 use super::PostgresStore;
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
@@ -9,6 +12,9 @@ use crate::store::{Beat, Claim, FORGET_NODE_MS, StoreError, codec};
 
 /// The advisory lock of claimers: its number means nothing.
 const CLAIM_LOCK: i64 = 0x0c1a_1a1a;
+
+/// Waits between tries to become the claimer.
+const TURN_WAITS: [Duration; 3] = [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(60)];
 
 pub(super) async fn ping(store: &PostgresStore) -> Result<(), StoreError> {
     sqlx::query("SELECT 1").execute(&store.pool).await?;
@@ -29,14 +35,14 @@ pub(super) async fn node_register(store: &PostgresStore, node: NodeId) -> Result
 pub(super) async fn node_beat(store: &PostgresStore, node: NodeId) -> Result<Beat, StoreError> {
     let beaten = sqlx::query("UPDATE nodes SET beat_at = now_ms() WHERE node_id = $1 AND dead_at IS NULL")
         .bind(node.0)
-        .execute(&store.pool)
+        .execute(&store.beats)
         .await?;
     if beaten.rows_affected() == 0 {
         return Ok(Beat::default());
     }
     let rows = sqlx::query("SELECT tenant_id, uid, fence, attention FROM runs WHERE owner = $1")
         .bind(node.0)
-        .fetch_all(&store.pool)
+        .fetch_all(&store.beats)
         .await?;
     let mut beat = Beat { alive: true, ..Beat::default() };
     for row in &rows {
@@ -47,6 +53,14 @@ pub(super) async fn node_beat(store: &PostgresStore, node: NodeId) -> Result<Bea
         beat.owned.push(claim);
     }
     Ok(beat)
+}
+
+pub(super) async fn wish_list(store: &PostgresStore, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+    let rows = sqlx::query("SELECT tenant_id, uid, fence FROM runs WHERE owner = $1 AND attention")
+        .bind(node.0)
+        .fetch_all(&store.beats)
+        .await?;
+    rows.iter().map(claim).collect()
 }
 
 pub(super) async fn node_retire(store: &PostgresStore, node: NodeId) -> Result<(), StoreError> {
@@ -90,19 +104,35 @@ pub(super) async fn node_reap(store: &PostgresStore, lease_ms: i64) -> Result<u6
     Ok(freed)
 }
 
-/// One claimer at a time keeps the limit of a tenant exact. The lock is taken by a statement of its own: what the next
-/// one reads is then later than what the claimer before has committed.
 pub(super) async fn run_claim(
     store: &PostgresStore,
     node: NodeId,
     slots: u32,
     per_tenant: u32,
 ) -> Result<Vec<Claim>, StoreError> {
+    // All nodes hear at once that something is due, and one of them may claim: the others wait a moment for their turn.
+    for wait in TURN_WAITS {
+        if let Some(claims) = claim_alone(store, node, slots, per_tenant).await? {
+            return Ok(claims);
+        }
+        sleep(wait).await;
+    }
+    Ok(claim_alone(store, node, slots, per_tenant).await?.unwrap_or_default())
+}
+
+/// One claimer at a time keeps the limit of a tenant exact. The lock is taken by a statement of its own: what the next
+/// one reads is then later than what the claimer before has committed. `None`: somebody else has it.
+async fn claim_alone(
+    store: &PostgresStore,
+    node: NodeId,
+    slots: u32,
+    per_tenant: u32,
+) -> Result<Option<Vec<Claim>>, StoreError> {
     let mut tx = store.pool.begin().await?;
     let alone: bool =
         sqlx::query_scalar("SELECT pg_try_advisory_xact_lock($1)").bind(CLAIM_LOCK).fetch_one(&mut *tx).await?;
     if !alone {
-        return Ok(Vec::new());
+        return Ok(None);
     }
     // Tenants with due work are found by skipping along the index of due runs, a step a tenant. The share of a run is
     // how many its tenant would have running with it: the tenant with the least goes first.
@@ -133,7 +163,7 @@ pub(super) async fn run_claim(
     .fetch_all(&mut *tx)
     .await?;
     tx.commit().await?;
-    rows.iter().map(claim).collect()
+    rows.iter().map(claim).collect::<Result<_, _>>().map(Some)
 }
 
 fn claim(row: &PgRow) -> Result<Claim, StoreError> {

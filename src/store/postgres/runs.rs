@@ -43,17 +43,17 @@ async fn run_insert(
     const SQL: &str = concat!(
         "WITH h AS (INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, \
              attempt, crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
-           SELECT $14, $15, $16, $17, $18, 1, (taker.owner IS NOT NULL)::int, $19, taker.owner, \
-             CASE WHEN taker.owner IS NULL THEN $20 + now_ms() END, $21, $22, $23, $24::json, $25::json, $26::json, \
-             $27, $28, $29, $30 \
-           FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $31 AND dead_at IS NULL) AS owner) AS taker \
+           SELECT $15, $16, $17, $18, $19, 1, (taker.owner IS NOT NULL)::int, $20, taker.owner, \
+             CASE WHEN taker.owner IS NULL THEN $21 + now_ms() END, $22, $23, $24, $25::json, $26::json, $27::json, \
+             $28, $29, $30, $31 \
+           FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $32 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
-           RETURNING tenant_id, uid, binding_revision, $32::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
-             1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($10) AS e_to), ",
+           RETURNING tenant_id, uid, binding_revision, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
+             1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($11) AS e_to), ",
         insert_rows!(),
         ", sealed AS (INSERT INTO run_secrets (tenant_id, run_uid, name, key_id, sealed) \
            SELECT h.tenant_id, h.uid, s.name, s.key_id, s.sealed \
-           FROM unnest($33::text[], $34::text[], $35::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
+           FROM unnest($34::text[], $35::text[], $36::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
          SELECT count(*) FROM h"
     );
     let mut arrays = Rows::default();

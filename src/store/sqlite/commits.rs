@@ -3,12 +3,13 @@
 use sqlx::sqlite::SqliteQueryResult;
 use sqlx::{Sqlite, Transaction};
 
+use super::admin::audit_insert;
 use super::{SqliteStore, now_ms};
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::codec::CallRow;
 use crate::store::rows::{CommitRows, EventRow};
-use crate::store::{OwnedCommit, StoreError};
+use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The columns of a run that a commit sets. A wish to cancel that the leaving owner has not read makes the run due at
 /// once: the next owner reads it.
@@ -51,6 +52,7 @@ pub(super) async fn run_decide(
     uid: RunUid,
     seen: Fence,
     commit: &Commit,
+    audit: &[AuditRow],
 ) -> Result<bool, StoreError> {
     const HEAD: &str = concat!("UPDATE runs SET fence = fence + 1, ", set_head!(), "AND owner IS NULL");
     let rows = CommitRows::encode(commit)?.of_nobody();
@@ -58,6 +60,7 @@ pub(super) async fn run_decide(
     let took = head_update(&mut tx, HEAD, (tenant, uid), seen, &rows).await?.rows_affected() == 1;
     if took {
         rows_insert(&mut tx, (tenant, uid), &rows).await?;
+        audit_insert(&mut tx, tenant, audit).await?;
         tx.commit().await?;
     }
     Ok(took)
@@ -156,8 +159,8 @@ async fn call_put(
     call: &CallRow,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) \
+        "INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, created_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) \
          ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
          undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output",
     )
@@ -170,6 +173,7 @@ async fn call_put(
     .bind(&call.input)
     .bind(&call.body)
     .bind(call.output.as_deref())
+    .bind(call.created_at)
     .execute(&mut **tx)
     .await?;
     Ok(())

@@ -1,6 +1,8 @@
 //! The embedded store: one file, one process, one writer connection, a few readers. Same functions as `postgres/`.
 
+mod admin;
 mod commits;
+mod follow;
 mod nodes;
 mod reads;
 mod runs;
@@ -14,13 +16,18 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
+use tokio_util::sync::CancellationToken;
+
+use super::wake::Hints;
 use super::{
-    Admission, Admitted, Beat, Claim, ExecutorStore, KeptAnswer, KeptRequest, Loaded, OwnedCommit, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
+    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor,
+    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::ids::{Actor, Fence, NodeId, RunId, RunUid, TenantId};
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
 
@@ -41,6 +48,8 @@ use now_ms;
 pub(super) struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
+    /// There is nobody to tell, and nobody to hear.
+    hints: Hints,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -68,7 +77,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, _lock: lock })
+        Ok(Self { writer, reader, hints: Hints::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.
@@ -78,9 +87,11 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 2] = [
+    const FILES: [(i64, &str, &str); 4] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
+        (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
+        (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -144,8 +155,9 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         seen: Fence,
         commit: &Commit,
+        audit: &[AuditRow],
     ) -> Result<bool, StoreError> {
-        commits::run_decide(self, tenant, uid, seen, commit).await
+        commits::run_decide(self, tenant, uid, seen, commit, audit).await
     }
 
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError> {
@@ -170,6 +182,16 @@ impl RunStore for SqliteStore {
         limit: u32,
     ) -> Result<Vec<Call>, StoreError> {
         reads::receipt_list(self, tenant, uid, after, limit).await
+    }
+
+    async fn receipt_fetch(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        turn: u32,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, StoreError> {
+        reads::receipt_fetch(self, tenant, uid, turn, call_id).await
     }
 
     async fn event_list(
@@ -210,6 +232,10 @@ impl ExecutorStore for SqliteStore {
         nodes::node_beat(self, node).await
     }
 
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        nodes::wish_list(self, node).await
+    }
+
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
         nodes::node_retire(self, node).await
     }
@@ -232,5 +258,74 @@ impl ExecutorStore for SqliteStore {
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
         commits::commit_apply(self, commits).await
+    }
+
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
+        admin::wishes_take(self, claim).await
+    }
+}
+
+#[async_trait]
+impl AdminStore for SqliteStore {
+    async fn decision_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        decided: &Reconciliation,
+        since: Timestamp,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        admin::decision_leave(self, tenant, uid, decided, since, audit).await
+    }
+
+    async fn undecided_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        admin::undecided_list(self, tenant, after, limit).await
+    }
+
+    async fn receipt_search(
+        &self,
+        tenant: &TenantId,
+        filter: &ReceiptFilter,
+        after: Option<ReceiptPlace>,
+        limit: u32,
+    ) -> Result<Vec<FoundCall>, StoreError> {
+        admin::receipt_search(self, tenant, filter, after, limit).await
+    }
+
+    async fn audit_list(
+        &self,
+        tenant: &TenantId,
+        filter: &AuditFilter,
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        admin::audit_list(self, tenant, filter, after, limit).await
+    }
+}
+
+#[async_trait]
+impl FollowStore for SqliteStore {
+    fn hints(&self) -> &Hints {
+        &self.hints
+    }
+
+    async fn hint_carry(&self, _node: NodeId, _stop: CancellationToken) {}
+
+    async fn seq_list(&self, runs: &[(TenantId, RunUid)]) -> Result<Vec<(RunUid, i64)>, StoreError> {
+        follow::seq_list(self, runs).await
+    }
+
+    async fn feed_list(
+        &self,
+        tenants: &[TenantId],
+        since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<FeedEvent>, StoreError> {
+        follow::feed_list(self, tenants, since, limit).await
     }
 }

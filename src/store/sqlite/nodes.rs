@@ -65,6 +65,14 @@ pub(super) async fn node_beat(store: &SqliteStore, node: NodeId) -> Result<Beat,
     Ok(beat)
 }
 
+pub(super) async fn wish_list(store: &SqliteStore, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+    let rows = sqlx::query("SELECT tenant_id, uid, fence FROM runs WHERE owner = ?1 AND attention")
+        .bind(node.0)
+        .fetch_all(&store.reader)
+        .await?;
+    rows.iter().map(claim).collect()
+}
+
 pub(super) async fn node_retire(store: &SqliteStore, node: NodeId) -> Result<(), StoreError> {
     let mut tx = store.write().await?;
     sqlx::query(concat!("UPDATE nodes SET dead_at = ", now_ms!(), " WHERE node_id = ?1 AND dead_at IS NULL"))

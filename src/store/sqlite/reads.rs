@@ -7,7 +7,7 @@ use super::SqliteStore;
 use super::runs::head_columns;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
-use crate::run::ids::{RunId, RunUid, TenantId};
+use crate::run::ids::{CallId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::store::{RunCursor, RunFilter, RunView, SealedSecret, StoreError, StoredEvent, codec};
 
@@ -125,6 +125,27 @@ pub(super) async fn receipt_list(
     .fetch_all(&store.reader)
     .await?;
     rows.iter().map(|(body, input, output)| codec::call(body, input, output.as_deref())).collect()
+}
+
+/// Labels are kept inside the document, so those of one turn are read; a turn has few.
+pub(super) async fn receipt_fetch(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    turn: u32,
+    call_id: &CallId,
+) -> Result<Option<Call>, StoreError> {
+    let rows: Vec<(String, String, Option<String>)> = sqlx::query_as(
+        "SELECT body, input, output FROM calls \
+         WHERE tenant_id = ?1 AND run_uid = ?2 AND turn = ?3 AND stage <> 'rejected' ORDER BY pos",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .bind(i64::from(turn))
+    .fetch_all(&store.reader)
+    .await?;
+    let mut calls = rows.iter().map(|(body, input, output)| codec::call(body, input, output.as_deref()));
+    calls.find(|call| call.as_ref().map_or(true, |call| call.call_id == *call_id)).transpose()
 }
 
 pub(super) async fn event_list(

@@ -1,5 +1,8 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod nodes;
+mod silence;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,24 +10,12 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::support::database::Database;
+use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
 use crate::support::product::Product;
 use crate::support::world::run_on;
 
-/// The same test on both stores.
-macro_rules! on_both_stores {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        mod sqlite {
-            $(#[tokio::test] $(#[$doc])* async fn $name() { super::$name(crate::support::database::Database::sqlite().await).await; })+
-        }
-        mod postgres {
-            $(#[tokio::test] $(#[$doc])* async fn $name() { super::$name(crate::support::database::Database::postgres().await).await; })+
-        }
-    };
-}
-
-on_both_stores!(
+both_stores! {
     b007_b009_b013_a_call_that_was_out_when_the_process_died_is_held_and_never_repeated,
     b014_b021_b218_after_a_crash_what_may_be_repeated_is_sent_again_with_the_same_key,
     b020_b217_a_run_goes_on_by_itself_after_a_crash_and_no_paid_turn_is_asked_again,
@@ -32,7 +23,7 @@ on_both_stores!(
     the_result_is_there_after_a_crash,
     a_run_whose_servers_keep_its_next_leg_waiting_is_cancelled_at_once,
     a_run_that_its_node_owns_and_does_not_drive_is_given_back_and_goes_on,
-);
+}
 
 fn charge(fake: &FakeMcp) -> Value {
     run_on("r", &[("charge", json!({"amount": 5}))], json!([{"url": fake.url()}]))

@@ -86,12 +86,20 @@ fn at_run(operation: &Operation, run: &str) -> String {
     operation.path.replace("{run_id}", run).replace("{turn}", "1").replace("{call_id}", "call_1")
 }
 
+/// A body that the operation takes.
+fn body_of(operation: &Operation) -> Body {
+    match operation.id.as_str() {
+        "run_create" => Body::from(says("hi").to_string()),
+        "call_reconcile" => Body::from(r#"{"resolution":"retry"}"#),
+        _ => Body::from("{}"),
+    }
+}
+
 async fn ask(server: &Server, operation: &Operation, token: &str) -> super::harness::Answer {
-    let body = if operation.id == "run_create" { says("hi").to_string() } else { "{}".to_owned() };
     // A stream would not end by itself, so the feeds are asked for what they cannot give.
     let headers: &[(&str, &str)] =
         if operation.id == "event_watch" { &[("accept", "text/html")] } else { &[("accept", "application/json")] };
-    server.send(request(operation.method.clone(), &at_run(operation, "mine"), token, headers, Body::from(body))).await
+    server.send(request(operation.method.clone(), &at_run(operation, "mine"), token, headers, body_of(operation))).await
 }
 
 #[tokio::test]
@@ -127,7 +135,8 @@ async fn every_route_lets_in_exactly_the_callers_that_its_document_names() {
             let stranger = server.token("umbrella", "alice", "admin");
             let theirs = ask(&server, &operation, &stranger).await.problem(404, "not-found");
             let path = at_run(&operation, "nothing");
-            let missing = server.send(request(operation.method.clone(), &path, &stranger, &[], Body::from("{}"))).await;
+            let missing = request(operation.method.clone(), &path, &stranger, &[], body_of(&operation));
+            let missing = server.send(missing).await;
             assert_eq!(theirs["detail"], missing.problem(404, "not-found")["detail"], "{id}");
         }
     }

@@ -9,10 +9,11 @@ use bytes::Bytes;
 use countersign::app::App;
 use countersign::auth::{AuthSettings, Grant, Tickets, Verifier, mint};
 use countersign::clock::{Clock, SystemClock};
-use countersign::config::Config;
+use countersign::config::{Config, Wake};
 use countersign::http::{HttpSettings, Parts, Phase, router};
 use countersign::mcp::demo::{self, DemoLedger};
 use countersign::run::ids::{Actor, TenantId};
+use countersign::store::follow::Follower;
 use countersign::store::hub::Hub;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -21,9 +22,11 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::support::database::Database;
+use crate::support::product::wake;
 
 /// The scopes of a caller who works with runs.
 pub(super) const RUNS: &str = "runs:read runs:write";
@@ -41,7 +44,7 @@ pub(super) struct Server {
     pub(super) phase: watch::Sender<Phase>,
     auth: AuthSettings,
     _data: tempfile::TempDir,
-    _database: Option<Database>,
+    database: Option<Database>,
 }
 
 /// One answer, read whole.
@@ -86,6 +89,11 @@ impl Server {
         Self::start_with(Some(database), |app| Arc::clone(&app.hub)).await
     }
 
+    /// Every row of the database that it was started on.
+    pub(super) async fn dump(&self) -> String {
+        self.database.as_ref().expect("a server on a database").dump().await
+    }
+
     /// A server whose readers hear nothing, as if other nodes drove all runs.
     pub(super) async fn start_deaf() -> Self {
         Self::start_with(None, |_| Arc::new(Hub::new())).await
@@ -94,16 +102,22 @@ impl Server {
     async fn start_with(database: Option<Database>, hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
+        // Every resume reads the servers anew, so that a change is seen at once.
+        config.catalog_max_age_ms = 0;
         if let Some(database) = &database {
             config.database_url = SecretString::from(database.url.clone());
+            config.wake = if wake() == "off" { Wake::Off } else { Wake::Notify };
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let app = App::start(&config, Arc::clone(&clock), true).await.unwrap();
+        let hub = hub(&app);
+        let follower = if Arc::ptr_eq(&hub, &app.hub) { Arc::clone(&app.follower) } else { follow(&app, &hub) };
         let (phase, watched) = watch::channel(Phase::Ready);
         let parts = Parts {
             commands: Arc::clone(&app.commands),
             store: Arc::clone(&app.store) as Arc<_>,
-            hub: hub(&app),
+            hub,
+            follower,
             verifier: Verifier::new(&config.auth, reqwest::Client::new()).unwrap(),
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
             clock,
@@ -115,7 +129,7 @@ impl Server {
                 cors_origins: vec!["https://console.example".to_owned()],
             },
         };
-        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, _database: database }
+        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, database }
     }
 
     pub(super) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {
@@ -162,6 +176,14 @@ impl Server {
         assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
         answer.json()
     }
+}
+
+/// Looks for the readers of a hub that nothing else tells.
+fn follow(app: &App, hub: &Arc<Hub>) -> Arc<Follower> {
+    let follower = Arc::new(Follower::new(Arc::clone(&app.store), Arc::clone(hub), || SystemClock.now()));
+    let (running, stop) = (Arc::clone(&follower), app.stopping.clone());
+    TaskTracker::new().spawn(async move { running.run(stop).await });
+    follower
 }
 
 /// A request with a token (none when empty).

@@ -1,10 +1,13 @@
 //! The HTTP contract, against the router in this process: real store, real executor, scripted models.
 
+mod cancel;
 mod document;
 mod faults;
 mod harness;
 mod keys;
 mod limits;
 mod probes;
+mod reconcile;
 mod records;
+mod resume;
 mod streams;

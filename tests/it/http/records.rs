@@ -112,8 +112,18 @@ async fn a_run_that_waits_for_a_person_links_to_what_resolves_it() {
         "{run}"
     );
     assert_eq!(run["pending"]["reconciliations"][0]["call_id"], "call_1");
-    let [retry, cancel] = run["links"].as_array().unwrap().as_slice() else { panic!("{run}") };
-    assert_eq!((&retry["rel"], &retry["scope"], &cancel["rel"]), (&"retry".into(), &"admin".into(), &"cancel".into()));
+    let links = run["links"].as_array().unwrap();
+    let named: Vec<_> =
+        links.iter().map(|link| (link["rel"].as_str().unwrap(), link["scope"].as_str().unwrap())).collect();
+    let want = [
+        ("retry", "admin"),
+        ("retry-call", "admin"),
+        ("complete-call", "admin"),
+        ("fail-call", "admin"),
+        ("cancel", "runs:write"),
+    ];
+    assert_eq!(named, want);
+    let retry = &links[0];
     let receipt = server.get("/v1/runs/lost/receipts/1/call_1", &server.alice()).await.json();
     assert_eq!((&receipt["stage"], &receipt["cause"]), (&"indeterminate".into(), &"time-out".into()));
     let bare = server.post("/v1/runs/lost/resume", &server.alice(), &json!({})).await;

@@ -115,5 +115,6 @@ pub(super) fn retried(run: &Envelope, calls: &[usize]) -> Fact {
         retry: calls.iter().map(named).collect(),
         served: run.binding.clone(),
         on_catalog_change: CatalogPolicy::Stop,
+        limits: None,
     }))
 }

@@ -152,6 +152,6 @@ async fn secrets(database: Database) {
     admission.secrets = vec![secret("a")];
     assert_eq!(store.run_admit(admission).await.unwrap(), Admitted::Created);
     let commit = decided.become_(Status::Cancelled, Next::Rest);
-    assert!(store.run_decide(&decided.tenant, decided.uid, decided.claim(0).fence, &commit).await.unwrap());
+    assert!(store.run_decide(&decided.tenant, decided.uid, decided.claim(0).fence, &commit, &[]).await.unwrap());
     assert_eq!(names(store.secret_list(&decided.tenant, decided.uid).await.unwrap()), [""; 0]);
 }

@@ -45,6 +45,7 @@ pub(crate) struct Draft {
 impl Draft {
     pub(crate) fn new(of: &str, id: &str) -> Self {
         let state = HeadState {
+            limits: None,
             created_by: actor("ann"),
             turns: 0,
             messages: 0,

@@ -108,7 +108,7 @@ async fn numbers(database: Database) {
         let mut commit = commit.clone();
         spoil(&mut commit);
         assert!(matches!(OwnedCommit::encode(&claim, &commit), Err(StoreError::Rejected(_))), "{what}");
-        let decided = store.run_decide(&run.tenant, run.uid, claim.fence, &commit).await;
+        let decided = store.run_decide(&run.tenant, run.uid, claim.fence, &commit, &[]).await;
         assert!(matches!(decided, Err(StoreError::Rejected(_))), "{what}");
     }
     let mut unbound = Draft::new("acme", "r-2").admission(None);
@@ -129,17 +129,17 @@ async fn decisions(database: Database) {
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
     let commit = run.clone().next();
-    assert!(!store.run_decide(&run.tenant, run.uid, Fence(1), &commit).await.unwrap(), "a node owns it");
+    assert!(!store.run_decide(&run.tenant, run.uid, Fence(1), &commit, &[]).await.unwrap(), "a node owns it");
 
     let rest = run.become_(Status::Suspended(SuspendReason::McpUnreachable), Next::Rest);
     assert!(apply(&*store, &claim, &rest).await);
     assert_eq!(store.run_claim(node, 10, 10).await.unwrap(), [], "a resting run is not due");
     let commit = run.clone().next();
-    assert!(!store.run_decide(&run.tenant, run.uid, Fence(0), &commit).await.unwrap(), "the fence seen is old");
-    assert!(!store.run_decide(&run.tenant, run.uid, Fence(1), &rest).await.unwrap(), "the revision seen is old");
+    assert!(!store.run_decide(&run.tenant, run.uid, Fence(0), &commit, &[]).await.unwrap(), "the fence seen is old");
+    assert!(!store.run_decide(&run.tenant, run.uid, Fence(1), &rest, &[]).await.unwrap(), "the revision seen is old");
     assert!(!apply(&*store, &claim, &commit).await, "nobody owns it");
 
-    assert!(store.run_decide(&run.tenant, run.uid, Fence(1), &commit).await.unwrap());
+    assert!(store.run_decide(&run.tenant, run.uid, Fence(1), &commit, &[]).await.unwrap());
     let loaded = store.run_load(&run.tenant, run.uid).await.unwrap().unwrap();
     assert_eq!((loaded.fence, loaded.owned, &loaded.envelope.head), (Fence(2), false, &commit.head));
     assert_eq!(store.run_claim(node, 10, 10).await.unwrap(), [run.claim(3)], "who goes on is due now");
@@ -153,7 +153,7 @@ async fn decisions_at_once(database: Database) {
         let (store, mut run) = (Arc::clone(&store), run.clone());
         async move {
             let commit = run.become_(Status::Suspended(SuspendReason::McpUnreachable), Next::Rest);
-            store.run_decide(&run.tenant, run.uid, Fence(0), &commit).await.unwrap()
+            store.run_decide(&run.tenant, run.uid, Fence(0), &commit, &[]).await.unwrap()
         }
     });
     let taken = futures::future::join_all(attempts).await;

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use countersign::run::event::EventBody;
-use countersign::run::ids::{RunUid, TenantId};
+use countersign::run::ids::RunUid;
 use countersign::store::hub::{Heard, Hub, Subscription};
 use uuid::Uuid;
 
 use super::draft::{Draft, tenant};
 
 /// What a reader hears next; fails after five seconds of silence.
-pub(super) async fn heard<K: Clone + Eq + std::hash::Hash>(subscription: &mut Subscription<K>) -> Heard {
+pub(super) async fn heard<K: Clone + Eq + std::hash::Hash, B>(subscription: &mut Subscription<K, B>) -> Heard {
     tokio::time::timeout(Duration::from_secs(5), subscription.next()).await.expect("something is heard")
 }
 
@@ -24,7 +24,7 @@ fn seq(heard: &Heard) -> Option<i64> {
 #[tokio::test]
 async fn every_reader_of_a_run_hears_its_events_in_order_and_no_others() {
     let (hub, run, other) = (Hub::new(), Draft::new("acme", "r-1"), Draft::new("acme", "r-2"));
-    let (mut one, mut two) = (hub.subscribe(run.uid), hub.subscribe(run.uid));
+    let (mut one, mut two) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe(&run.tenant, run.uid));
     hub.publish(&other.tenant, other.uid, &[other.event(7)]).unwrap();
     hub.publish(&run.tenant, run.uid, &[run.event(1), run.event(2)]).unwrap();
     hub.publish(&run.tenant, run.uid, &[run.event(3)]).unwrap();
@@ -51,7 +51,7 @@ async fn a_reader_of_a_tenant_hears_status_and_result_of_its_runs_only() {
 #[tokio::test]
 async fn a_slow_reader_is_told_that_it_lags_and_then_goes_on() {
     let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
-    let mut reader = hub.subscribe(run.uid);
+    let mut reader = hub.subscribe(&run.tenant, run.uid);
     let events: Vec<_> = (1..=10_000).map(|seq| run.event(seq)).collect();
     hub.publish(&run.tenant, run.uid, &events).unwrap();
     assert_eq!(heard(&mut reader).await, Heard::Lagged);
@@ -70,8 +70,8 @@ async fn nothing_is_left_of_what_nobody_reads() {
     let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
     hub.publish(&run.tenant, run.uid, &[run.event(1)]).unwrap();
     assert_eq!(hub.followed(), (0, 0));
-    let (one, two) = (hub.subscribe(run.uid), hub.subscribe(run.uid));
-    let of_tenant: Subscription<TenantId> = hub.subscribe_tenant(&run.tenant);
+    let (one, two) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe(&run.tenant, run.uid));
+    let of_tenant = hub.subscribe_tenant(&run.tenant);
     assert_eq!(hub.followed(), (1, 1));
     drop(one);
     assert_eq!(hub.followed(), (1, 1));

@@ -38,7 +38,7 @@ async fn isolation(database: Database) {
     let next = run.clone().next();
     assert!(!apply(&*store, &claim, &next).await);
     assert!(store.run_release(&run.claim(1), false).await.unwrap());
-    assert!(!store.run_decide(&other, run.uid, Fence(1), &next).await.unwrap());
+    assert!(!store.run_decide(&other, run.uid, Fence(1), &next, &[]).await.unwrap());
     let after = picture(&*store, &run).await;
     assert_eq!(after.replace("owned: false", "owned: true"), before);
 }

@@ -8,7 +8,7 @@ use countersign::run::ids::NodeId;
 use countersign::run::message::Content;
 use countersign::store::hub::{Heard, Hub};
 use countersign::store::journal::{Journal, JournalError};
-use countersign::store::{Beat, Claim, ExecutorStore, OwnedCommit, Store, StoreError};
+use countersign::store::{Beat, Claim, ExecutorStore, OwnedCommit, Store, StoreError, Wishes};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -50,6 +50,9 @@ impl ExecutorStore for Watched {
     async fn node_beat(&self, node: NodeId) -> Result<Beat, StoreError> {
         self.store.node_beat(node).await
     }
+    async fn wish_list(&self, node: NodeId) -> Result<Vec<Claim>, StoreError> {
+        self.store.wish_list(node).await
+    }
     async fn node_retire(&self, node: NodeId) -> Result<(), StoreError> {
         self.store.node_retire(node).await
     }
@@ -61,6 +64,9 @@ impl ExecutorStore for Watched {
     }
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError> {
         self.store.run_release(claim, crashed).await
+    }
+    async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
+        self.store.wishes_take(claim).await
     }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await
@@ -99,7 +105,7 @@ async fn many_runs(database: Database) {
     for i in 0..40 {
         let mut run = Draft::new(["acme", "globex"][i % 2], &format!("r-{i}"));
         let claim = run.admit_owned(&*store, node).await;
-        let (journal, mut reader) = (running.journal.clone(), running.hub.subscribe(run.uid));
+        let (journal, mut reader) = (running.journal.clone(), running.hub.subscribe(&run.tenant, run.uid));
         tasks.push(spawn(async move {
             for _ in 0..10 {
                 journal.commit(&claim, &run.next()).await.unwrap();
@@ -177,7 +183,8 @@ async fn order(database: Database) {
     let running = start(Watched::new(&store, true));
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*store, node).await;
-    let (mut reader, mut lost_reader) = (running.hub.subscribe(run.uid), running.hub.subscribe(run.uid));
+    let (mut reader, mut lost_reader) =
+        (running.hub.subscribe(&run.tenant, run.uid), running.hub.subscribe(&run.tenant, run.uid));
     let commit = run.next();
     let answered = spawn({
         let (journal, claim, commit) = (running.journal.clone(), claim.clone(), commit.clone());

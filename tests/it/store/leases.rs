@@ -186,7 +186,7 @@ async fn due_times(database: Database) {
     assert_eq!(store.run_claim(node, 10, 10).await.unwrap(), []);
 
     let near = run.become_(Status::Running, Next::Due(at(30)));
-    assert!(store.run_decide(&run.tenant, run.uid, Fence(1), &near).await.unwrap());
+    assert!(store.run_decide(&run.tenant, run.uid, Fence(1), &near, &[]).await.unwrap());
     eventually("it is due", || async { store.run_claim(node, 10, 10).await.unwrap() == [run.claim(3)] }).await;
     assert_eq!(store.run_due_in().await.unwrap(), None);
 }

@@ -1,8 +1,10 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
+mod decisions;
 mod draft;
 mod fencing;
+mod follow;
 mod hub;
 mod isolation;
 mod journal;

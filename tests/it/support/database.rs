@@ -100,6 +100,41 @@ impl Database {
         }
     }
 
+    /// Every row of every table but the nodes', as text: what must be the same byte for byte when nothing may change.
+    pub(crate) async fn dump(&self) -> String {
+        let mut dump = String::new();
+        if self.is_postgres() {
+            let mut connection = PgConnection::connect(&self.url).await.expect("the database answers");
+            let tables: Vec<String> =
+                sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+                    .fetch_all(&mut connection)
+                    .await
+                    .expect("a list");
+            for table in tables.iter().filter(|table| *table != "nodes") {
+                let rows = format!("SELECT t::text FROM {table} t ORDER BY 1");
+                let rows: Vec<String> =
+                    sqlx::query_scalar(AssertSqlSafe(rows)).fetch_all(&mut connection).await.expect("rows");
+                dump.extend(rows.iter().map(|row| format!("{table} {row}\n")));
+            }
+        } else {
+            let mut connection = sqlx::SqliteConnection::connect(&self.url).await.expect("the file opens");
+            let tables: Vec<(String, String)> = sqlx::query_as(
+                "SELECT t.name, (SELECT group_concat('quote(' || name || ')', ' || '','' || ') FROM pragma_table_info(t.name)) \
+                 FROM sqlite_master t WHERE type = 'table' AND name <> 'nodes' ORDER BY 1",
+            )
+            .fetch_all(&mut connection)
+            .await
+            .expect("a list");
+            for (table, columns) in tables {
+                let rows = format!("SELECT {columns} FROM {table} ORDER BY 1");
+                let rows: Vec<String> =
+                    sqlx::query_scalar(AssertSqlSafe(rows)).fetch_all(&mut connection).await.expect("rows");
+                dump.extend(rows.iter().map(|row| format!("{table} {row}\n")));
+            }
+        }
+        dump
+    }
+
     pub(crate) fn is_postgres(&self) -> bool {
         matches!(self.kind, Kind::Postgres { .. })
     }
@@ -192,8 +227,10 @@ where
     }
 }
 
-/// One test function a store: `both_stores!(a_sentence => check)` for `async fn check(database: Database)`.
+/// One test function a store: `both_stores!(a_sentence => check)` for `async fn check(database: Database)`; when both
+/// have one name, that name alone.
 macro_rules! both_stores {
+    ($($name:ident),+ $(,)?) => { both_stores! { $($name => $name),+ } };
     ($($(#[$meta:meta])* $name:ident => $check:ident),+ $(,)?) => {
         mod sqlite {
             $(

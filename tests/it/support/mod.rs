@@ -5,4 +5,6 @@ pub(crate) mod database;
 pub(crate) mod fake_mcp;
 pub(crate) mod process;
 pub(crate) mod product;
+pub(crate) mod proxy;
+pub(crate) mod sse;
 pub(crate) mod world;

@@ -13,12 +13,16 @@ use tokio::time::{Instant, sleep};
 
 use super::database::Database;
 use super::process::Process;
+use super::sse::Events;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef-tests";
 const ISSUER: &str = "https://issuer.test";
 const AUDIENCE: &str = "countersign-tests";
 /// 32 bytes in base64.
 const MASTER_KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+/// The variable that says how the servers under test wake each other: `notify` or `off`.
+const WAKE: &str = "COUNTERSIGN_TEST_WAKE";
 
 /// A running server.
 pub(crate) struct Product {
@@ -29,8 +33,12 @@ pub(crate) struct Product {
 impl Product {
     /// Starts `countersign serve` on this database and waits until it is ready.
     pub(crate) async fn start(database: &Database) -> Self {
-        let url = database.url.clone();
-        let process = Process::start(move |port| serve(port, &url)).await;
+        Self::start_with(&database.url, &[]).await
+    }
+
+    /// The same on a database of this address, with these settings besides.
+    pub(crate) async fn start_with(database: &str, settings: &[(&str, &str)]) -> Self {
+        let process = Process::start(|port| serve(port, database, settings)).await;
         let product = Self { process, http: reqwest::Client::new() };
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -103,6 +111,12 @@ impl Product {
         }
     }
 
+    /// Opens a stream of events.
+    pub(crate) async fn stream(&self, path: &str) -> Events {
+        let request = self.http.get(self.url(path)).bearer_auth(token("acme", "admin"));
+        Events::of(request.header("accept", "text/event-stream").send().await.unwrap()).await
+    }
+
     /// The types of a run's events, in order.
     pub(crate) async fn event_kinds(&self, id: &str) -> Vec<String> {
         let page = self.get(&format!("/v1/runs/{id}/events?limit=200")).await;
@@ -116,7 +130,13 @@ async fn json_of(answer: Response) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text}"))
 }
 
-fn serve(port: u16, database: &str) -> Command {
+/// How the servers under test wake each other where a test does not say.
+#[expect(clippy::disallowed_methods, reason = "it says how to test; the product has no such setting")]
+pub(crate) fn wake() -> String {
+    std::env::var(WAKE).unwrap_or_else(|_| "notify".to_owned())
+}
+
+fn serve(port: u16, database: &str, settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_countersign"));
     command.arg("serve").env_clear().envs([
         ("COUNTERSIGN_DATABASE_URL", database),
@@ -129,7 +149,9 @@ fn serve(port: u16, database: &str) -> Command {
         ("COUNTERSIGN_ALLOW_SCRIPTED_MODELS", "true"),
         ("COUNTERSIGN_LEASE_S", "2"),
         ("COUNTERSIGN_DRAIN_S", "5"),
+        ("COUNTERSIGN_WAKE", &wake()),
     ]);
+    command.envs(settings.iter().copied());
     command
 }
 

@@ -8,7 +8,7 @@ use super::world::*;
 use crate::run::apply;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, Resolution};
 use crate::run::next;
 use crate::run::result::RunError;
 use crate::run::spec::CatalogPolicy;
@@ -62,6 +62,9 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("resumed, retry", resume(run, &["call_1"])),
         ("resumed, changed", resume_with(changed.clone(), &[], CatalogPolicy::Stop)),
         ("resumed, accept", resume_with(changed, &[], CatalogPolicy::Accept)),
+        ("reconciled, retry", reconciled(key(1, 0), Resolution::Retry)),
+        ("reconciled, complete", reconciled(key(1, 0), completed())),
+        ("reconciled, fail", reconciled(key(1, 0), failed())),
         ("cancelled", Fact::Cancelled),
     ]
 }

@@ -2,6 +2,7 @@
 
 mod matrix;
 mod properties;
+mod reconcile;
 mod recovery;
 mod turns;
 mod world;

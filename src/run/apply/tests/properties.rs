@@ -10,7 +10,7 @@ use crate::run::apply;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, Resolution};
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::spec::SideEffectClass;
@@ -138,6 +138,7 @@ impl World {
                 let fact = self.model_fact(pick);
                 self.step(fact, dies);
             }
+            Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::AwaitCalls => {
                 let out: Vec<CallKey> = self.executing();
                 let key = out[pick % out.len()];
@@ -146,6 +147,7 @@ impl World {
             }
             Step::Cancel => self.step(Fact::Cancelled, dies),
             Step::Rest if self.memory.head.status.is_terminal() => {}
+            Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::Rest => self.decide(pick, dies),
         }
     }
@@ -158,6 +160,24 @@ impl World {
             3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
             4 => Fact::ModelFailed { error: crate::run::result::RunError::new("model-error", "busy"), retry: true },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
+        }
+    }
+
+    /// An administrator decides one of the held calls.
+    fn reconcile(&mut self, pick: usize, dies: u8) {
+        let held: Vec<CallKey> = self.memory.undecided().map(|call| call.key).collect();
+        let key = held[pick % held.len()];
+        let (resolution, allows) = match pick % 3 {
+            0 => (Resolution::Retry, 1),
+            1 => (completed(), 0),
+            _ => (failed(), 0),
+        };
+        let before = self.stored.head.revision;
+        // What is allowed may be sent by the very commit that allows it.
+        *self.allowed.entry(key).or_insert(0) += allows;
+        self.step(reconciled(key, resolution), dies);
+        if self.stored.head.revision == before {
+            *self.allowed.entry(key).or_insert(0) -= allows;
         }
     }
 

@@ -10,10 +10,10 @@ use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
-use crate::run::fact::{CallRef, Fact, Resume, Ruling};
+use crate::run::fact::{CallRef, Fact, Reconciliation, Resolution, Resume, Ruling};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
-use crate::run::outcome::{Answer, Outcome};
+use crate::run::outcome::{Answer, Outcome, ToolError};
 use crate::run::spec::{CatalogPolicy, FinishReason, McpEntry, RunSpec};
 use crate::run::time::Timestamp;
 
@@ -121,7 +121,21 @@ pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy
         retry: retry.iter().map(named).collect(),
         served,
         on_catalog_change: policy,
+        limits: None,
     }))
+}
+
+/// A person's word about a call.
+pub(super) fn reconciled(key: CallKey, resolution: Resolution) -> Fact {
+    Fact::Reconciled(Box::new(Reconciliation { actor: Actor::parse("root").unwrap(), key, resolution }))
+}
+
+pub(super) fn completed() -> Resolution {
+    Resolution::Complete { output: json!({"charged": 5}) }
+}
+
+pub(super) fn failed() -> Resolution {
+    Resolution::Fail { error: ToolError::new("reconciled-failed", "no charge was found") }
 }
 
 pub(super) fn same_catalog(envelope: &Envelope) -> Fact {

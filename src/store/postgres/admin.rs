@@ -1,0 +1,217 @@
+//! What administrators decide and look through: wishes for owners, calls across runs, the audit.
+
+use sqlx::postgres::PgRow;
+use sqlx::{Postgres, Row, Transaction};
+
+use super::PostgresStore;
+use crate::run::fact::Reconciliation;
+use crate::run::ids::{RunId, RunUid, TenantId};
+use crate::run::time::Timestamp;
+use crate::store::codec::{self, AuditColumns};
+use crate::store::{
+    AuditFilter, AuditRow, Claim, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace, StoreError, Wishes,
+};
+
+pub(super) async fn decision_leave(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    decided: &Reconciliation,
+    since: Timestamp,
+    audit: &AuditRow,
+) -> Result<Left, StoreError> {
+    let mut tx = store.pool.begin().await?;
+    // The run's row is locked first, as every commit does: an owner that lets go waits, or has let go.
+    let owned = sqlx::query("UPDATE runs SET attention = true WHERE tenant_id = $1 AND uid = $2 AND owner IS NOT NULL")
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .execute(&mut *tx)
+        .await?;
+    if owned.rows_affected() == 0 {
+        return Ok(Left::NotOwned);
+    }
+    let kept = sqlx::query(
+        "INSERT INTO decisions (tenant_id, run_uid, turn, pos, undecided_since, body) \
+         SELECT tenant_id, run_uid, turn, pos, undecided_since, $6::json FROM calls \
+         WHERE tenant_id = $1 AND run_uid = $2 AND turn = $3 AND pos = $4 AND undecided_since = $5 \
+         ON CONFLICT DO NOTHING",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .bind(i64::from(decided.key.turn))
+    .bind(i64::from(decided.key.position))
+    .bind(since.as_millis())
+    .bind(codec::encode("decision", decided)?)
+    .execute(&mut *tx)
+    .await?;
+    if kept.rows_affected() == 0 {
+        return Ok(Left::Decided);
+    }
+    audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
+    tx.commit().await?;
+    Ok(Left::Kept)
+}
+
+/// Two statements: the second sees what was left while the first waited for the run's row.
+pub(super) async fn wishes_take(store: &PostgresStore, claim: &Claim) -> Result<Wishes, StoreError> {
+    let mut tx = store.pool.begin().await?;
+    let cancel: Option<Option<String>> = sqlx::query_scalar(
+        "UPDATE runs SET attention = false WHERE tenant_id = $1 AND uid = $2 AND fence = $3 AND owner IS NOT NULL \
+         RETURNING cancel_requested_by",
+    )
+    .bind(claim.tenant.as_str())
+    .bind(claim.uid.0)
+    .bind(claim.fence.0)
+    .fetch_optional(&mut *tx)
+    .await?;
+    let Some(cancel) = cancel else { return Ok(Wishes::default()) };
+    let decisions: Vec<String> = sqlx::query_scalar(
+        "SELECT d.body::text FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
+           AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
+         WHERE d.tenant_id = $1 AND d.run_uid = $2 ORDER BY d.turn, d.pos",
+    )
+    .bind(claim.tenant.as_str())
+    .bind(claim.uid.0)
+    .fetch_all(&mut *tx)
+    .await?;
+    tx.commit().await?;
+    codec::wishes(cancel, &decisions)
+}
+
+pub(super) async fn audit_insert(
+    tx: &mut Transaction<'static, Postgres>,
+    tenant: &TenantId,
+    rows: &[AuditRow],
+) -> Result<(), StoreError> {
+    for row in rows {
+        sqlx::query(
+            "INSERT INTO audit (tenant_id, at, id, actor, action, subject, run_id, detail) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8::json)",
+        )
+        .bind(tenant.as_str())
+        .bind(row.at.as_millis())
+        .bind(row.id)
+        .bind(row.actor.as_str())
+        .bind(&row.action)
+        .bind(&row.subject)
+        .bind(row.run_id.as_ref().map(RunId::as_str))
+        .bind(codec::encode("audit", &row.detail)?)
+        .execute(&mut **tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// The columns of a call with its run's name.
+macro_rules! select_found {
+    () => {
+        "SELECT r.id, c.run_uid, c.body::text AS body, c.input::text AS input, c.output::text AS output \
+         FROM calls c JOIN runs r ON r.tenant_id = c.tenant_id AND r.uid = c.run_uid WHERE c.tenant_id = $1 "
+    };
+}
+
+pub(super) async fn undecided_list(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    after: Option<ReceiptPlace>,
+    limit: u32,
+) -> Result<Vec<FoundCall>, StoreError> {
+    let rows = sqlx::query(concat!(
+        select_found!(),
+        "AND c.undecided_since IS NOT NULL \
+         AND ($2::bigint IS NULL OR (c.undecided_since, c.run_uid, c.turn, c.pos) > ($2, $3, $4, $5)) \
+         ORDER BY c.undecided_since, c.run_uid, c.turn, c.pos LIMIT $6"
+    ))
+    .bind(tenant.as_str())
+    .bind(after.map(|place| place.at.as_millis()))
+    .bind(after.map(|place| place.uid.0))
+    .bind(after.map(|place| i64::from(place.key.turn)))
+    .bind(after.map(|place| i64::from(place.key.position)))
+    .bind(i64::from(limit))
+    .fetch_all(&store.pool)
+    .await?;
+    rows.iter().map(found).collect()
+}
+
+/// Unknown outcomes are few among many receipts: they have an index of their own, which only a condition that names
+/// it can use.
+macro_rules! search_receipts {
+    ($condition:literal) => {
+        concat!(
+            select_found!(),
+            $condition,
+            "AND c.stage <> 'rejected' AND ($2::text IS NULL OR c.stage = $2) \
+             AND ($3::text IS NULL OR r.status = $3) AND ($4::text IS NULL OR r.reason = $4) \
+             AND ($5::bigint IS NULL OR c.created_at >= $5) AND ($6::bigint IS NULL OR c.created_at < $6) \
+             AND NOT EXISTS (SELECT 1 FROM json_array_elements($7::json) AS wanted(pair) \
+               WHERE r.metadata ->> (wanted.pair ->> 0) IS DISTINCT FROM wanted.pair ->> 1) \
+             AND ($8::bigint IS NULL OR (c.created_at, c.run_uid, c.turn, c.pos) < ($8, $9, $10, $11)) \
+             ORDER BY c.created_at DESC, c.run_uid DESC, c.turn DESC, c.pos DESC LIMIT $12"
+        )
+    };
+}
+
+pub(super) async fn receipt_search(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    filter: &ReceiptFilter,
+    after: Option<ReceiptPlace>,
+    limit: u32,
+) -> Result<Vec<FoundCall>, StoreError> {
+    let unknown = filter.stage.as_deref() == Some("indeterminate");
+    let rows = sqlx::query(if unknown {
+        search_receipts!("AND c.undecided_since IS NOT NULL ")
+    } else {
+        search_receipts!("")
+    })
+    .bind(tenant.as_str())
+    .bind(filter.stage.as_deref())
+    .bind(filter.run.status.as_deref())
+    .bind(filter.run.reason.as_deref())
+    .bind(filter.run.created_after.map(Timestamp::as_millis))
+    .bind(filter.run.created_before.map(Timestamp::as_millis))
+    .bind(codec::wanted_labels(&filter.run.metadata)?)
+    .bind(after.map(|place| place.at.as_millis()))
+    .bind(after.map(|place| place.uid.0))
+    .bind(after.map(|place| i64::from(place.key.turn)))
+    .bind(after.map(|place| i64::from(place.key.position)))
+    .bind(i64::from(limit))
+    .fetch_all(&store.pool)
+    .await?;
+    rows.iter().map(found).collect()
+}
+
+fn found(row: &PgRow) -> Result<FoundCall, StoreError> {
+    let (id, body, input): (String, String, String) = (row.try_get("id")?, row.try_get("body")?, row.try_get("input")?);
+    let output: Option<String> = row.try_get("output")?;
+    Ok(FoundCall {
+        run_id: codec::named("run id", RunId::parse(id))?,
+        uid: RunUid(row.try_get("run_uid")?),
+        call: codec::call(&body, &input, output.as_deref())?,
+    })
+}
+
+pub(super) async fn audit_list(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    filter: &AuditFilter,
+    after: Option<PlaceInTime>,
+    limit: u32,
+) -> Result<Vec<AuditRow>, StoreError> {
+    let rows: Vec<AuditColumns> = sqlx::query_as(
+        "SELECT at, id, actor, action, subject, run_id, detail::text FROM audit WHERE tenant_id = $1 \
+           AND ($2::text IS NULL OR actor = $2) AND ($3::text IS NULL OR action = $3) \
+           AND ($4::text IS NULL OR run_id = $4) AND ($5::bigint IS NULL OR (at, id) < ($5, $6)) \
+         ORDER BY at DESC, id DESC LIMIT $7",
+    )
+    .bind(tenant.as_str())
+    .bind(filter.actor.as_deref())
+    .bind(filter.action.as_deref())
+    .bind(filter.run_id.as_deref())
+    .bind(after.map(|place| place.at.as_millis()))
+    .bind(after.map(|place| place.id))
+    .bind(i64::from(limit))
+    .fetch_all(&store.pool)
+    .await?;
+    rows.into_iter().map(codec::audit_row).collect()
+}

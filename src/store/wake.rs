@@ -1,0 +1,157 @@
+//! Hints between the nodes of one database: what one node changed may matter to the others. A hint carries nothing:
+//! were all of them lost, everything would still work, later. Knows neither how hints travel nor what they lead to.
+//!
+//! Each kind has one listener in a process. Hints that come while it is busy become one.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tokio::sync::Notify;
+
+/// What a change may mean to other nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// A run may be due, or a place in a tenant's share has become free.
+    Due,
+    /// Somebody left a wish with a run that a node owns.
+    Wish,
+    /// Events were stored.
+    Events,
+    /// Among them some that whoever watches the whole tenant is told of.
+    Feed,
+}
+
+impl Hint {
+    const ALL: [Self; 4] = [Self::Due, Self::Wish, Self::Events, Self::Feed];
+
+    const fn bit(self) -> u8 {
+        match self {
+            Self::Due => 1,
+            Self::Wish => 2,
+            Self::Events => 4,
+            Self::Feed => 8,
+        }
+    }
+}
+
+/// Several kinds at once; prints as one hexadecimal digit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HintSet(u8);
+
+impl HintSet {
+    pub(super) const ALL: Self = Self(0xf);
+
+    pub(super) const fn digit(self) -> u8 {
+        self.0
+    }
+
+    /// A digit that no version wrote means everything: looking once too often costs little.
+    pub(super) fn from_digit(text: &str) -> Self {
+        u8::from_str_radix(text, 16).ok().filter(|bits| (1..=Self::ALL.0).contains(bits)).map_or(Self::ALL, Self)
+    }
+
+    const fn contains(self, hint: Hint) -> bool {
+        self.0 & hint.bit() != 0
+    }
+}
+
+/// This process's end of the hints.
+#[derive(Debug, Default)]
+pub struct Hints {
+    /// Told here and not passed on yet.
+    told: AtomicU8,
+    has_told: Notify,
+    due: Notify,
+    wish: Notify,
+    events: Notify,
+    feed: Notify,
+}
+
+impl Hints {
+    /// This process changed something **and has committed it**. Costs nothing and never waits.
+    pub fn tell(&self, hint: Hint) {
+        if self.told.fetch_or(hint.bit(), Ordering::AcqRel) & hint.bit() == 0 {
+            self.has_told.notify_one();
+        }
+    }
+
+    /// Waits until another node said so; at once when it did since the last time. For one listener a kind.
+    pub async fn heard(&self, hint: Hint) {
+        self.bell(hint).notified().await;
+    }
+
+    /// Waits for something to pass on.
+    pub(super) async fn to_pass_on(&self) -> HintSet {
+        loop {
+            if let Some(set) = self.take() {
+                return set;
+            }
+            self.has_told.notified().await;
+        }
+    }
+
+    /// What is to be passed on now.
+    pub(super) fn take(&self) -> Option<HintSet> {
+        let bits = self.told.swap(0, Ordering::AcqRel);
+        (bits != 0).then_some(HintSet(bits))
+    }
+
+    /// It could not be passed on: it still has to be.
+    pub(super) fn put_back(&self, set: HintSet) {
+        for hint in Hint::ALL.into_iter().filter(|hint| set.contains(*hint)) {
+            self.tell(hint);
+        }
+    }
+
+    /// Another node said so.
+    pub(super) fn hear(&self, set: HintSet) {
+        for hint in Hint::ALL.into_iter().filter(|hint| set.contains(*hint)) {
+            self.bell(hint).notify_one();
+        }
+    }
+
+    const fn bell(&self, hint: Hint) -> &Notify {
+        match hint {
+            Hint::Due => &self.due,
+            Hint::Wish => &self.wish,
+            Hint::Events => &self.events,
+            Hint::Feed => &self.feed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn hints_of_a_kind_become_one_and_kinds_are_kept_apart() {
+        let hints = Hints::default();
+        assert_eq!(hints.take(), None);
+        for _ in 0..3 {
+            hints.tell(Hint::Events);
+            hints.tell(Hint::Due);
+        }
+        let set = hints.to_pass_on().await;
+        assert_eq!(set.digit(), 5);
+        assert_eq!(hints.take(), None);
+        hints.put_back(set);
+        assert_eq!(hints.to_pass_on().await, set);
+
+        hints.hear(set);
+        hints.hear(set);
+        assert_eq!(hints.heard(Hint::Due).now_or_never(), Some(()));
+        assert_eq!(hints.heard(Hint::Due).now_or_never(), None);
+        assert_eq!(hints.heard(Hint::Wish).now_or_never(), None);
+        assert_eq!(hints.heard(Hint::Events).now_or_never(), Some(()));
+    }
+
+    #[test]
+    fn what_cannot_be_read_means_everything() {
+        for text in ["", "0", "g", "10", "ff", "-1"] {
+            assert_eq!(HintSet::from_digit(text), HintSet::ALL, "{text:?}");
+        }
+        assert_eq!(HintSet::from_digit("6"), HintSet(6));
+    }
+}
