@@ -23,7 +23,7 @@ const EARLY: u32 = 5;
 const LATE: u32 = 500;
 /// Turns that are measured together, so that where a page happens to end does not matter.
 const WINDOW: u32 = 10;
-const TABLES: [&str; 6] = ["runs", "bindings", "messages", "calls", "events", "run_secrets"];
+const TABLES: [&str; 7] = ["runs", "bindings", "messages", "calls", "events", "run_secrets", "blobs"];
 
 #[tokio::main]
 async fn main() {

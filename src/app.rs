@@ -15,20 +15,20 @@ use tokio_util::task::TaskTracker;
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
-use crate::config::{Config, Wake};
+use crate::config::{Config, KeepDays, Wake};
 use crate::dispatch::Dispatch;
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
 use crate::mcp::{McpPool, PoolSettings};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
-use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
 use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
+use crate::store::retention::{Keep, Retention};
 use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
@@ -82,6 +82,14 @@ impl App {
         let store = crate::store::open_for(config.database_url.expose_secret(), migrate, lease)
             .await
             .context("COUNTERSIGN_DATABASE_URL")?;
+        Self::start_on(config, store, clock).await
+    }
+
+    /// The same on a store that is open.
+    ///
+    /// # Errors
+    /// With the setting or the part that does not work.
+    pub async fn start_on(config: &Config, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
         check_secrets(&*store, &config.keys).await?;
         let allow =
             EgressAllow::parse(config.egress_allow.iter().map(String::as_str)).context("COUNTERSIGN_EGRESS_ALLOW")?;
@@ -123,6 +131,8 @@ impl App {
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
         let app = Self { commands, store, hub, follower, executor, stopping, egress, pool, tracker, ended, drain };
         app.start_tasks(writer, config.wake).await?;
+        let retention = Retention::new(Arc::clone(&app.store) as Arc<_>, keep(config.keep));
+        app.tracker.spawn(retention.run(app.ended.clone()));
         Ok(app)
     }
 
@@ -288,8 +298,14 @@ fn executor_settings(config: &Config) -> ExecutorSettings {
         lease: Duration::from_secs(config.lease_s.into()),
         max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
         tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
+        tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
         catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
     }
+}
+
+fn keep(days: KeepDays) -> Keep {
+    let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
+    Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
 }
 
 /// The executor as commands see it.
@@ -300,9 +316,9 @@ impl LocalExecutor for Local {
         self.0.slot(tenant).map(|slot| Seat { node: slot.node(), slot: Box::new(slot) })
     }
 
-    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit) {
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope) {
         if let Ok(slot) = seat.slot.downcast::<Slot>() {
-            self.0.begin(*slot, claim, envelope, commit);
+            self.0.begin(*slot, claim, envelope);
         } else {
             tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
         }

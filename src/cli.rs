@@ -94,11 +94,21 @@ pub fn serve(migrate: bool) -> anyhow::Result<()> {
     for warning in config.warnings.iter().chain(&config::unknown_variables()) {
         tracing::warn!("{warning}");
     }
+    #[cfg(debug_assertions)]
+    arm_failpoints()?;
     runtime()?.block_on(async {
         let server = start(&config, migrate).await?;
         tracing::info!(address = %server.address(), "ready");
         server.run_until(asked_to_stop()?).await
     })
+}
+
+#[cfg(debug_assertions)]
+fn arm_failpoints() -> anyhow::Result<()> {
+    if let Some(plan) = Config::failpoints_from_env(&config::process_env)? {
+        crate::failpoint::arm(plan).context("COUNTERSIGN_FAILPOINT_LOG")?;
+    }
+    Ok(())
 }
 
 async fn start(config: &Config, migrate: bool) -> anyhow::Result<Server> {

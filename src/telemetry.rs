@@ -71,6 +71,8 @@ pub fn start_metrics() -> Result<PrometheusHandle, TelemetryFault> {
     describe_counter!(CALLS_SETTLED, "Calls that settled or whose outcome is unknown, by stage");
     describe_counter!(MODEL_REQUESTS, "Model requests, by provider and outcome");
     describe_histogram!(JOURNAL_BATCH, Unit::Count, "Commits that were stored in one transaction");
+    describe_histogram!("countersign_claim_seconds", Unit::Seconds, "Time that one look for due runs took");
+    describe_histogram!("countersign_room_wait_seconds", Unit::Seconds, "Time that a run waited for room for a call");
     describe_gauge!("countersign_event_readers", "Open event streams");
     Ok(handle)
 }

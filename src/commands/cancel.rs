@@ -1,7 +1,8 @@
 //! Cancels a run: at once when nobody drives it, else by a wish that its owner reads.
 
 use super::resume::DECIDE_TRIES;
-use super::{Asker, CommandError, Commands, tell};
+use super::{Asker, CommandError, Commands};
+use crate::failpoint;
 use crate::run::apply;
 use crate::run::fact::Fact;
 use crate::run::ids::RunId;
@@ -21,7 +22,10 @@ impl Commands {
             }
             let uid = view.uid;
             if view.owned {
-                if self.store.cancel_request(&asker.tenant, uid, &asker.actor).await? {
+                failpoint::pass("cancel.wish.before");
+                let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
+                failpoint::pass("cancel.wish.after");
+                if left {
                     self.executor.attend(&asker.tenant, uid);
                     return Ok(());
                 }
@@ -33,8 +37,7 @@ impl Commands {
                 Err(Refusal::RunTerminal) => return Ok(()),
                 decided => decided?,
             };
-            if self.store.run_decide(&asker.tenant, uid, fence, &commit, &[]).await? {
-                tell(&self.hub, &asker.tenant, uid, &commit);
+            if self.decide(asker, uid, fence, &commit, &[]).await? {
                 return Ok(());
             }
         }

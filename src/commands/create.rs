@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
@@ -52,8 +53,9 @@ impl Commands {
         let uid = self.clock.run_uid();
         let asked = self.check(request)?;
         let sealed = self.seal(asker, uid, &asked.secrets)?;
-        let catalogs =
-            self.dispatch.read(&asker.tenant, uid, &asked.entries, &asked.secrets, self.catalog_max_age()).await?;
+        // The connections that this opens are the first owner's.
+        let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
+        let catalogs = self.dispatch.read(&first, &asked.entries, &asked.secrets, self.catalog_max_age()).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
         warnings.extend(catalogs.warnings);
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
@@ -81,7 +83,7 @@ impl Commands {
             secrets: sealed,
         };
         match (self.admit(admission, envelope, seat).await?, kept) {
-            (Admitted::Created, _) => Ok(Created { id, replayed: false }),
+            (Admitted::Created | Admitted::NotTaken, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
             (Admitted::KeyUsed(_), None) => Err(CommandError::KeyReused),
@@ -102,13 +104,21 @@ impl Commands {
                 admission.commit.clone(),
                 Claim { tenant: admission.tenant.clone(), uid: admission.uid, fence: Fence(1) },
             );
+            // From the moment it is stored any node may drive the run on.
+            let announced = hub.announce(&claim.tenant, claim.uid);
+            failpoint::pass("run.admit.before");
             let admitted = store.run_admit(admission).await?;
-            if admitted == Admitted::Created {
-                tell(&hub, &claim.tenant, claim.uid, &commit);
-                match seat {
-                    Some(seat) => executor.begin(seat, claim, envelope, &commit),
-                    None => executor.wake(),
+            failpoint::pass("run.admit.after");
+            match (&admitted, seat) {
+                (Admitted::Created, Some(seat)) => {
+                    tell(announced, &commit);
+                    executor.begin(seat, claim, envelope);
                 }
+                (Admitted::Created | Admitted::NotTaken, _) => {
+                    tell(announced, &commit);
+                    executor.wake();
+                }
+                (Admitted::RunExists | Admitted::KeyUsed(_), _) => {}
             }
             Ok(admitted)
         });

@@ -24,7 +24,7 @@ use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, NodeId, RunUid, TenantId};
 use crate::run::refusal::Refusal;
 use crate::secrets::KeyRing;
-use crate::store::hub::Hub;
+use crate::store::hub::{Announced, Hub};
 use crate::store::{Claim, Store, StoreError};
 
 /// Who asks.
@@ -109,7 +109,7 @@ pub trait LocalExecutor: Send + Sync {
     /// A free slot for a run of this tenant, if there is one and the node is not draining.
     fn seat(&self, tenant: &TenantId) -> Option<Seat>;
     /// Drives a run that was admitted as this node's own.
-    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, commit: &Commit);
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope);
     /// Some run is due.
     fn wake(&self);
     /// Somebody left a wish with a run that a node owns.
@@ -146,8 +146,9 @@ pub struct Commands {
 }
 
 /// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.
-fn tell(hub: &Hub, tenant: &TenantId, uid: RunUid, commit: &Commit) {
-    if let Err(fault) = hub.publish(tenant, uid, &commit.events) {
-        tracing::warn!(run = %uid.0, %fault, "readers were not told at once");
+fn tell(announced: Announced<'_>, commit: &Commit) {
+    let run = announced.uid();
+    if let Err(fault) = announced.tell(&commit.events) {
+        tracing::warn!(run = %run.0, %fault, "readers were not told at once");
     }
 }

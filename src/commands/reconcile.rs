@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use super::faults::Faults;
 use super::request::{ReconcileCall, ResolutionKind};
-use super::{Asker, CommandError, Commands, tell};
+use super::{Asker, CommandError, Commands};
+use crate::failpoint;
 use crate::run::apply;
 use crate::run::call::{Call, Stage};
 use crate::run::event::UndecidedCall;
@@ -101,7 +102,10 @@ impl Commands {
         let key = self.receipt(deciding, view).await?.key;
         let tenant = &deciding.asker.tenant;
         let (decided, audit) = (deciding.about(key), self.audit_of(deciding, &view.id));
-        match self.store.decision_leave(tenant, view.uid, &decided, since, &audit).await? {
+        failpoint::pass("decision.leave.before");
+        let left = self.store.decision_leave(tenant, view.uid, &decided, since, &audit).await?;
+        failpoint::pass("decision.leave.after");
+        match left {
             Left::Kept => {
                 self.executor.attend(tenant, view.uid);
                 Ok(Some(since))
@@ -123,11 +127,9 @@ impl Commands {
         let Some(key) = envelope.undecided().find(named).map(|call| call.key) else { return Ok(false) };
         let commit = apply(&mut envelope, Fact::Reconciled(Box::new(deciding.about(key))), self.clock.now())?;
         let audit = if with_audit { vec![self.audit_of(deciding, &view.id)] } else { Vec::new() };
-        let tenant = &deciding.asker.tenant;
-        if !self.store.run_decide(tenant, view.uid, fence, &commit, &audit).await? {
+        if !self.decide(deciding.asker, view.uid, fence, &commit, &audit).await? {
             return Ok(false);
         }
-        tell(&self.hub, tenant, view.uid, &commit);
         if envelope.head.status == Status::Queued {
             self.executor.wake();
         }

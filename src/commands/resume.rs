@@ -4,17 +4,18 @@ use super::create::check_limits;
 use super::faults::{Faults, LATER};
 use super::request::{LimitsRequest, ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, tell};
+use crate::failpoint;
 use crate::run::apply;
 use crate::run::binding::merge;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{CallRef, Fact, Resume};
-use crate::run::ids::{CallId, RunId, RunUid};
+use crate::run::ids::{CallId, Fence, RunId, RunUid};
 use crate::run::refusal::Refusal;
 use crate::run::spec::{Limits, McpEntry};
 use crate::run::status::Status;
-use crate::store::{AuditRow, Loaded, RunView};
+use crate::store::{AuditRow, Claim, Loaded, RunView};
 
 /// How often a decision is tried against a run that others change at the same time.
 pub(super) const DECIDE_TRIES: u32 = 8;
@@ -67,8 +68,7 @@ impl Commands {
                 Err(refusal) => return Err(refusal.into()),
             };
             let audit = self.retries(asker, id, &commit);
-            if self.store.run_decide(&asker.tenant, envelope.uid, fence, &commit, &audit).await? {
-                tell(&self.hub, &asker.tenant, envelope.uid, &commit);
+            if self.decide(asker, envelope.uid, fence, &commit, &audit).await? {
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
                     return Ok(Resumed::Queued);
@@ -89,6 +89,26 @@ impl Commands {
     /// The run without its conversation, or `NotFound`: what a command that decides nothing must not read more than.
     pub(super) async fn view(&self, asker: &Asker, id: &RunId) -> Result<RunView, CommandError> {
         self.store.run_fetch(&asker.tenant, id).await?.ok_or(CommandError::NotFound)
+    }
+
+    /// Stores a decision on a run that nobody owns, and tells it; `false`: somebody was faster.
+    pub(super) async fn decide(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        seen: Fence,
+        commit: &Commit,
+        audit: &[AuditRow],
+    ) -> Result<bool, CommandError> {
+        // From the moment it is stored any node may drive the run on.
+        let announced = self.hub.announce(&asker.tenant, uid);
+        failpoint::pass("run.decide.before");
+        let decided = self.store.run_decide(&asker.tenant, uid, seen, commit, audit).await?;
+        failpoint::pass("run.decide.after");
+        if decided {
+            tell(announced, commit);
+        }
+        Ok(decided)
     }
 
     /// The run whole, or `NotFound`.
@@ -123,9 +143,9 @@ impl Commands {
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
         // Connections that carry the run's own credential belong to this request alone: were they the run's, it would
         // close the ones of requests beside it, and of the leg that follows.
-        let reader = self.clock.run_uid();
-        let read = self.dispatch.read(&asker.tenant, reader, &entries, &secrets, self.catalog_max_age()).await;
-        self.dispatch.release(reader).await;
+        let reader = Claim { tenant: asker.tenant.clone(), uid: self.clock.run_uid(), fence: Fence(0) };
+        let read = self.dispatch.read(&reader, &entries, &secrets, self.catalog_max_age()).await;
+        self.dispatch.release(&reader).await;
         Ok(merge(entries, &read?.catalogs).0)
     }
 }

@@ -30,9 +30,11 @@ fn a_server_with_the_least_settings_gets_the_defaults_of_the_contract() {
     let config = read(&good()).unwrap();
     assert_eq!(config.listen.to_string(), "0.0.0.0:8080");
     assert_eq!((config.lease_s, config.max_running, config.tenant_max_running, config.drain_s), (15, 1000, 100, 30));
+    assert_eq!(config.tenant_max_calls, 200);
     assert_eq!((config.wake, config.log, config.max_body_bytes), (Wake::Notify, LogFormat::Json, 4 * 1024 * 1024));
     assert_eq!(config.auth.tenant_claim, "tenant");
     assert!(!config.allow_scripted_models);
+    assert_eq!(config.keep, KeepDays { events: 30, runs: 90, receipts: 400 });
 }
 
 #[test]
@@ -64,8 +66,13 @@ fn every_wrong_value_is_refused_by_the_name_of_its_setting() {
         ("COUNTERSIGN_LEASE_S", "-1"),
         ("COUNTERSIGN_MAX_RUNNING", "0"),
         ("COUNTERSIGN_TENANT_MAX_RUNNING", "many"),
+        ("COUNTERSIGN_TENANT_MAX_CALLS", "0"),
         ("COUNTERSIGN_WAKE", "nats://queue:4222"),
         ("COUNTERSIGN_DRAIN_S", "1.5"),
+        ("COUNTERSIGN_KEEP_EVENTS_D", "0"),
+        ("COUNTERSIGN_KEEP_RUNS_D", "29"),
+        ("COUNTERSIGN_KEEP_RECEIPTS_D", "89"),
+        ("COUNTERSIGN_KEEP_RECEIPTS_D", "36501"),
         ("COUNTERSIGN_LOG", "xml"),
         ("COUNTERSIGN_CORS_ORIGINS", "https://a.example,*"),
         ("COUNTERSIGN_CORS_ORIGINS", "https://a.example/"),

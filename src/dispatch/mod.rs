@@ -22,11 +22,11 @@ use crate::mcp::{McpPool, McpTarget, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
-use crate::run::ids::{RunId, RunUid, TenantId};
+use crate::run::ids::{Fence, RunId, RunUid, TenantId};
 use crate::run::outcome::{Outcome, ToolError};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::secrets::{KeyRing, RunSecrets};
-use crate::store::{Store, StoreError};
+use crate::store::{Claim, Store, StoreError};
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +54,8 @@ pub struct Caller {
     pub tenant: TenantId,
     /// The run's internal identity.
     pub uid: RunUid,
+    /// The fence of the drive that calls.
+    pub fence: Fence,
     /// The caller's name of the run.
     pub run: RunId,
     /// Whether its node may still send for it.
@@ -98,19 +100,18 @@ impl Dispatch {
         Ok(opened)
     }
 
-    /// Reads all servers of a run at once.
+    /// Reads all servers of a run at once, over connections that are the reader's own where they carry its secrets.
     ///
     /// # Errors
     /// The first required server that gave no catalog, in the order of the entries.
     pub async fn read(
         &self,
-        tenant: &TenantId,
-        uid: RunUid,
+        reader: &Claim,
         entries: &[McpEntry],
         secrets: &RunSecrets,
         max_age: Duration,
     ) -> Result<Catalogs, Unreachable> {
-        let reads = entries.iter().map(|entry| self.read_one(tenant, uid, entry, secrets, max_age));
+        let reads = entries.iter().map(|entry| self.read_one(reader, entry, secrets, max_age));
         let mut read = Catalogs::default();
         for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
             match outcome {
@@ -128,8 +129,7 @@ impl Dispatch {
 
     async fn read_one(
         &self,
-        tenant: &TenantId,
-        uid: RunUid,
+        reader: &Claim,
         entry: &McpEntry,
         secrets: &RunSecrets,
         max_age: Duration,
@@ -138,8 +138,8 @@ impl Dispatch {
             return Ok(None);
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
-        let target = target(entry, uid, secrets).map_err(unreachable)?;
-        match self.pool.catalog(tenant, &target, max_age).await {
+        let target = target(entry, (reader.uid, reader.fence), secrets).map_err(unreachable)?;
+        match self.pool.catalog(&reader.tenant, &target, max_age).await {
             Ok(catalog) => Ok(Some(catalog)),
             Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
         }
@@ -157,19 +157,19 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        match target(entry, caller.uid, secrets) {
+        match target(entry, (caller.uid, caller.fence), secrets) {
             Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
             Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
         }
     }
 
-    /// Closes the connections that belong to this run alone.
-    pub async fn release(&self, uid: RunUid) {
-        self.pool.release_run(uid).await;
+    /// Closes the connections that belong to this reader, or this drive of a run, alone.
+    pub async fn release(&self, reader: &Claim) {
+        self.pool.release_run(reader.uid, reader.fence).await;
     }
 }
 
-fn target(entry: &McpEntry, uid: RunUid, secrets: &RunSecrets) -> Result<McpTarget, String> {
+fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
     let url = Url::parse(&entry.url).map_err(|fault| format!("the address is not a URL: {fault}"))?;
     let secret_header = match &entry.auth {
         None => None,
@@ -188,7 +188,7 @@ fn target(entry: &McpEntry, uid: RunUid, secrets: &RunSecrets) -> Result<McpTarg
         url,
         headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         // The credential is the run's own: so is the connection that carries it.
-        private_to: secret_header.is_some().then_some(uid),
+        private_to: secret_header.is_some().then_some(drive),
         secret_header,
         timeouts: entry.timeouts,
     })

@@ -10,9 +10,12 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::keep::smaller;
+use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate, MayLeave};
+use crate::failpoint;
 use crate::run::binding::{Binding, merge};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
@@ -22,27 +25,22 @@ use crate::run::outcome::{Answer, Outcome};
 use crate::run::refusal::Refusal;
 use crate::run::{Step, apply, next};
 use crate::secrets::RunSecrets;
+use crate::store::Claim;
 use crate::store::journal::JournalError;
-use crate::store::{Claim, StoreError};
 
 /// Waits before a server that cannot be read is tried again by a leg without a caller.
 const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
 
 /// Waits before a commit is tried again while the database does not answer.
-const COMMIT_WAIT: Duration = Duration::from_millis(200);
+pub(super) const COMMIT_WAIT: Duration = Duration::from_millis(200);
 
 /// The longest pause between two tries to give a run back.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
-pub(super) async fn drive(
-    shared: &Arc<Shared>,
-    claim: &Claim,
-    signals: Signals,
-    begun: Option<(Envelope, Vec<CallKey>)>,
-) {
+pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals, begun: Option<Envelope>) {
     let run = AssertUnwindSafe(drive_to_rest(shared, claim, signals, begun)).catch_unwind().await;
-    shared.parts.dispatch.release(claim.uid).await;
+    shared.parts.dispatch.release(claim).await;
     match run {
         Ok(Ok(())) => {}
         Ok(Err(Stopped::Draining)) => release(shared, claim, false).await,
@@ -73,7 +71,10 @@ pub(super) async fn drive(
 pub(super) async fn release(shared: &Shared, claim: &Claim, crashed: bool) {
     let mut wait = COMMIT_WAIT;
     loop {
-        match shared.parts.store.run_release(claim, crashed).await {
+        failpoint::pass("run.release.before");
+        let released = shared.parts.store.run_release(claim, crashed).await;
+        failpoint::pass("run.release.after");
+        match released {
             Ok(_) => {
                 shared.due.notify_one();
                 return;
@@ -92,7 +93,7 @@ async fn drive_to_rest(
     shared: &Arc<Shared>,
     claim: &Claim,
     signals: Signals,
-    begun: Option<(Envelope, Vec<CallKey>)>,
+    begun: Option<Envelope>,
 ) -> Result<(), Stopped> {
     let mut drive = Drive::start(shared, claim, signals, begun).await?;
     loop {
@@ -106,6 +107,7 @@ async fn drive_to_rest(
                 drive.ask_model().await?;
             }
             Step::AwaitCalls => drive.await_call().await?,
+            Step::AwaitRoom => drive.await_room().await?,
             Step::Cancel => drive.decide(Fact::Cancelled).await?,
             Step::Rest if drive.let_go => return Ok(()),
             Step::Rest => return Err(Stopped::NothingToDo),
@@ -123,6 +125,7 @@ pub(super) struct Drive<'a> {
     pub(super) gate: Gate,
     binding: Arc<Binding>,
     caller: Arc<Caller>,
+    pub(super) room: Room,
     calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
     stop_calls: CancellationToken,
     /// Whether a commit has let go of the run.
@@ -134,11 +137,11 @@ impl<'a> Drive<'a> {
         shared: &'a Arc<Shared>,
         claim: &'a Claim,
         signals: Signals,
-        begun: Option<(Envelope, Vec<CallKey>)>,
+        begun: Option<Envelope>,
     ) -> Result<Self, Stopped> {
-        let (envelope, sends) = match begun {
+        let envelope = match begun {
             Some(begun) => begun,
-            None => (Self::load(shared, claim, &signals).await?, Vec::new()),
+            None => Self::load(shared, claim, &signals).await?,
         };
         let secrets = if needs_secrets(&envelope) {
             shared.parts.dispatch.secrets(&claim.tenant, claim.uid).await?
@@ -148,10 +151,11 @@ impl<'a> Drive<'a> {
         let caller = Caller {
             tenant: claim.tenant.clone(),
             uid: claim.uid,
+            fence: claim.fence,
             run: envelope.id.clone(),
             may_leave: may_leave(shared, &signals),
         };
-        let mut drive = Self {
+        Ok(Self {
             shared,
             claim,
             signals,
@@ -160,14 +164,11 @@ impl<'a> Drive<'a> {
             secrets: Arc::new(secrets),
             gate: Gate::default(),
             caller: Arc::new(caller),
+            room: shared.rooms.of(&claim.tenant),
             calls: FuturesUnordered::new(),
             stop_calls: CancellationToken::new(),
             let_go: false,
-        };
-        for key in sends {
-            drive.launch(key)?;
-        }
-        Ok(drive)
+        })
     }
 
     async fn load(shared: &Shared, claim: &Claim, signals: &Signals) -> Result<Envelope, Stopped> {
@@ -189,6 +190,7 @@ impl<'a> Drive<'a> {
                 Leg::CheckingCatalog | Leg::Working => {
                     self.envelope.leg = Leg::Cancelling;
                     self.stop_calls.cancel();
+                    self.room.leave_queue();
                 }
                 Leg::Cancelling => {}
             }
@@ -202,19 +204,48 @@ impl<'a> Drive<'a> {
             return Err(Stopped::LeaseLost);
         }
         match step {
-            Step::BeginLeg | Step::CheckCatalog | Step::AskModel if self.shared.draining.is_cancelled() => {
+            Step::BeginLeg | Step::CheckCatalog | Step::AskModel | Step::AwaitRoom
+                if self.shared.draining.is_cancelled() =>
+            {
                 Err(Stopped::Draining)
             }
-            Step::BeginLeg | Step::CheckCatalog | Step::AskModel | Step::AwaitCalls | Step::Cancel | Step::Rest => {
-                Ok(())
+            Step::BeginLeg
+            | Step::CheckCatalog
+            | Step::AskModel
+            | Step::AwaitCalls
+            | Step::AwaitRoom
+            | Step::Cancel
+            | Step::Rest => Ok(()),
+        }
+    }
+
+    /// Decide, keep, tell — then send what the commit allows and there is room for.
+    pub(super) async fn decide(&mut self, mut fact: Fact) -> Result<(), Stopped> {
+        loop {
+            let (leg, smaller) = (self.envelope.leg, smaller(&fact));
+            let mut places = self.places(&fact);
+            self.envelope.room = places.len();
+            let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
+            places.truncate(commit.sends.len());
+            if !self.envelope.waits_for_room() {
+                self.room.leave_queue();
+            }
+            match (self.keep(&commit).await, smaller) {
+                (Err(Stopped::NotKept(fault @ JournalError::Rejected(_))), Some(smaller)) => {
+                    tracing::error!(run = %self.claim.uid.0, %fault, "what came cannot be stored; the run is told so");
+                    self.look_again(&commit, leg).await?;
+                    fact = smaller;
+                }
+                (kept, _) => {
+                    kept?;
+                    return self.go_on(&commit, places).await;
+                }
             }
         }
     }
 
-    /// Decide, keep, tell — then send what the commit allows.
-    pub(super) async fn decide(&mut self, fact: Fact) -> Result<(), Stopped> {
-        let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
-        self.keep(&commit).await?;
+    /// What follows from a commit that is stored.
+    async fn go_on(&mut self, commit: &Commit, places: Vec<Place>) -> Result<(), Stopped> {
         self.let_go = commit.next != Next::Owner;
         if commit.binding.is_some() {
             self.binding = Arc::new(self.envelope.binding.clone());
@@ -226,8 +257,8 @@ impl<'a> Drive<'a> {
         if !commit.sends.is_empty() {
             self.until_certain().await?;
         }
-        for key in &commit.sends {
-            self.launch(*key)?;
+        for (key, place) in commit.sends.iter().zip(places) {
+            self.launch(*key, place)?;
         }
         Ok(())
     }
@@ -244,42 +275,8 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    /// Stores a commit. While the database does not answer it is tried again, also past the lease: the fence decides
-    /// whether it still counts, and an answer that is dropped here would be a person's to find out. A commit whose
-    /// answer was lost is recognised by its revision, which nobody else can have written under this fence.
-    async fn keep(&mut self, commit: &Commit) -> Result<(), Stopped> {
-        let mut answer_lost = false;
-        loop {
-            let fault = match self.shared.parts.journal.commit(self.claim, commit).await {
-                Ok(()) => return Ok(()),
-                Err(JournalError::LeaseLost) if answer_lost => match self.is_stored(commit).await {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => return Err(Stopped::LeaseLost),
-                    Err(fault @ StoreError::Unavailable(_)) => JournalError::from(fault),
-                    Err(fault) => return Err(fault.into()),
-                },
-                Err(JournalError::LeaseLost) => return Err(Stopped::LeaseLost),
-                // The same rows will be refused again, or there is nobody left to write them.
-                Err(fault @ (JournalError::Rejected(_) | JournalError::Closed)) => return Err(Stopped::NotKept(fault)),
-                Err(fault @ JournalError::Unavailable(_)) => fault,
-            };
-            tracing::warn!(run = %self.claim.uid.0, %fault, "a commit is tried again");
-            answer_lost = true;
-            tokio::select! {
-                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
-                () = sleep(COMMIT_WAIT) => {}
-            }
-        }
-    }
-
-    async fn is_stored(&mut self, commit: &Commit) -> Result<bool, StoreError> {
-        let loaded = self.shared.parts.store.run_load(&self.claim.tenant, self.claim.uid).await?;
-        Ok(loaded
-            .is_some_and(|run| run.fence == self.claim.fence && run.envelope.head.revision == commit.head.revision))
-    }
-
     /// Lets a call leave whose receipt is stored.
-    fn launch(&mut self, key: CallKey) -> Result<(), Stopped> {
+    fn launch(&mut self, key: CallKey, place: Place) -> Result<(), Stopped> {
         let Some(call) = self.envelope.calls.iter().find(|call| call.key == key).cloned() else {
             return Err(Refusal::Impossible("a call that is sent must exist").into());
         };
@@ -290,6 +287,9 @@ impl<'a> Drive<'a> {
         self.calls.push(
             async move {
                 let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
+                failpoint::pass("mcp.call.answered");
+                // From here on another call of the tenant may be out.
+                drop(place);
                 (key, outcome)
             }
             .boxed(),
@@ -299,6 +299,7 @@ impl<'a> Drive<'a> {
 
     async fn await_call(&mut self) -> Result<(), Stopped> {
         let cancelling = self.envelope.leg == Leg::Cancelling;
+        let may_send = self.envelope.waits_for_room() && !self.shared.draining.is_cancelled();
         tokio::select! {
             ended = self.calls.next() => match ended {
                 Some((key, outcome)) => {
@@ -307,6 +308,7 @@ impl<'a> Drive<'a> {
                 }
                 None => Err(Refusal::Impossible("a call is executing and none is out").into()),
             },
+            () = self.room.came(), if may_send => self.decide(Fact::RoomCame).await,
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
             () = self.signals.decided.notified() => self.heed_decisions().await,
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
@@ -332,8 +334,7 @@ impl<'a> Drive<'a> {
         let mut waits = CATALOG_WAITS_MS.iter();
         loop {
             let max_age = self.shared.settings.catalog_max_age;
-            let (tenant, uid) = (&self.claim.tenant, self.claim.uid);
-            let reading = self.shared.parts.dispatch.read(tenant, uid, &entries, &self.secrets, max_age);
+            let reading = self.shared.parts.dispatch.read(self.claim, &entries, &self.secrets, max_age);
             let read = tokio::select! {
                 read = reading => read,
                 () = self.signals.cancel.cancelled() => return Ok(()),

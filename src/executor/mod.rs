@@ -2,9 +2,11 @@
 //! Knows no HTTP; never holds a database connection across a network call.
 
 mod drive;
+mod keep;
 mod lease;
 mod model_turn;
 mod pool;
+mod room;
 mod stopped;
 
 use std::sync::Arc;
@@ -20,13 +22,13 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::Dispatch;
 use crate::model::Models;
-use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::fact::Reconciliation;
-use crate::run::ids::{CallKey, Fence, NodeId, RunUid, TenantId};
+use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
 use lease::Lease;
+use room::Rooms;
 
 /// How this node executes.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,8 @@ pub struct ExecutorSettings {
     pub max_running: usize,
     /// Runs of one tenant that are driven at once.
     pub tenant_max_running: usize,
+    /// Calls of one tenant that this node has out at once.
+    pub tenant_max_calls: usize,
     /// How old a catalog may be when a leg begins.
     pub catalog_max_age: Duration,
 }
@@ -70,6 +74,7 @@ struct Shared {
     node: RwLock<NodeId>,
     lease: Lease,
     slots: Arc<Semaphore>,
+    rooms: Rooms,
     tenants: Arc<DashMap<TenantId, usize>>,
     owned: DashMap<RunUid, (Fence, Signals)>,
     /// What the last beat found owned and not driven.
@@ -132,6 +137,7 @@ impl Executor {
             node: RwLock::new(node),
             lease: Lease::new(settings.lease),
             slots: Arc::new(Semaphore::new(settings.max_running)),
+            rooms: Rooms::new(settings.tenant_max_calls),
             tenants: Arc::new(DashMap::new()),
             owned: DashMap::new(),
             astray: Mutex::default(),
@@ -154,8 +160,8 @@ impl Executor {
     }
 
     /// Drives a run that was admitted as this node's own.
-    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, commit: &Commit) {
-        self.shared.spawn(slot, claim, Some((envelope, commit.sends.clone())));
+    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope) {
+        self.shared.spawn(slot, claim, Some(envelope));
     }
 
     /// Some run is due.
@@ -194,7 +200,7 @@ impl Shared {
         Some(Slot { node, tenant: tenant.clone(), tenants, _permit: permit })
     }
 
-    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<(Envelope, Vec<CallKey>)>) {
+    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<Envelope>) {
         let signals = Signals::default();
         self.owned.insert(claim.uid, (claim.fence, signals.clone()));
         // A node that was taken for dead meanwhile goes on under another name, and its new lease says nothing of what
@@ -209,6 +215,7 @@ impl Shared {
             // This node may own the run again, under a later fence.
             shared.owned.remove_if(&claim.uid, |_, (fence, _)| *fence == claim.fence);
             let tenant_was_full = slot.tenant_is_full(shared.settings.tenant_max_running);
+            shared.rooms.tidy(&claim.tenant);
             drop(slot);
             if tenant_was_full || shared.backlog.load(Ordering::Relaxed) || shared.draining.is_cancelled() {
                 shared.due.notify_one();

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::drive::Drive;
 use super::stopped::Stopped;
+use crate::failpoint;
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
 use crate::run::event::Part;
 use crate::run::fact::Fact;
@@ -86,8 +87,11 @@ impl Drive<'_> {
             let message = "the model's secret is missing or cannot be opened".to_owned();
             Answer::Failed(ModelError { kind: ModelErrorKind::Refused, message })
         } else {
+            failpoint::pass("model.request.before");
             let stream = self.shared.parts.models.ask(request);
-            self.follow(stream).await?
+            let answer = self.follow(stream).await?;
+            failpoint::pass("model.answer.after");
+            answer
         };
         let outcome = match &answer {
             Answer::Turn(..) => "ok",

@@ -8,6 +8,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Executor, Shared};
+use crate::failpoint;
 use crate::store::wake::Hint;
 use crate::store::{Claim, StoreError};
 
@@ -68,10 +69,11 @@ impl Executor {
             if claimed >= CLAIM_BATCH {
                 continue;
             }
+            let pause = if claimed == 0 { shared.until_due().await } else { SLOW_POLL };
             tokio::select! {
                 () = shared.draining.cancelled() => return,
                 () = shared.due.notified() => {}
-                () = sleep(SLOW_POLL) => {}
+                () = sleep(pause) => {}
             }
         }
     }
@@ -94,9 +96,11 @@ impl Executor {
         // From here on others have the runs: what is not out yet must not leave.
         shared.lose_all();
         let node = *shared.node.read();
+        failpoint::pass("node.retire.before");
         if let Err(fault) = shared.parts.store.node_retire(node).await {
             tracing::warn!(%fault, "the node could not say good-bye; its lease will lapse");
         }
+        failpoint::pass("node.retire.after");
     }
 }
 
@@ -139,7 +143,10 @@ impl Shared {
     async fn beat_once(&self) -> Result<(), StoreError> {
         let started = Instant::now();
         let node = *self.node.read();
-        match self.parts.store.node_beat(node).await? {
+        failpoint::pass("node.beat.before");
+        let beat = self.parts.store.node_beat(node).await;
+        failpoint::pass("node.beat.after");
+        match beat? {
             beat if beat.alive => {
                 self.lease.beaten(started);
                 let heed = async {
@@ -199,10 +206,26 @@ impl Shared {
         match self.parts.store.node_reap(lease_ms).await {
             Ok(0) => {}
             Ok(freed) => {
+                failpoint::pass("node.reap.after");
                 tracing::warn!(freed, "took over the runs of a node that stopped beating");
                 self.due.notify_one();
             }
             Err(fault) => tracing::warn!(%fault, "dead nodes could not be looked for"),
+        }
+    }
+
+    /// Until the next run falls due, at most the slow poll. What is due already was left for a reason, e.g. its
+    /// tenant's limit: it is looked at by the slow poll.
+    async fn until_due(&self) -> Duration {
+        match self.parts.store.run_due_in().await {
+            Ok(Some(due_in)) if due_in > 0 => {
+                Duration::from_millis(u64::try_from(due_in).unwrap_or(u64::MAX)).min(SLOW_POLL)
+            }
+            Ok(_) => SLOW_POLL,
+            Err(fault) => {
+                tracing::debug!(%fault, "when the next run falls due is not known");
+                SLOW_POLL
+            }
         }
     }
 
@@ -246,6 +269,12 @@ impl Shared {
         }
     }
 
+    /// Beside the claiming, which must not stand still while the database does not answer.
+    fn give_back(self: &Arc<Self>, claim: Claim) {
+        let shared = Arc::clone(self);
+        self.parts.tracker.spawn(async move { super::drive::release(&shared, &claim, false).await });
+    }
+
     async fn claim_once(self: &Arc<Self>) -> u32 {
         let free = u32::try_from(self.slots.available_permits()).unwrap_or(u32::MAX).min(CLAIM_BATCH);
         self.backlog.store(free == 0, Ordering::Relaxed);
@@ -254,7 +283,10 @@ impl Shared {
         }
         let per_tenant = u32::try_from(self.settings.tenant_max_running).unwrap_or(u32::MAX);
         let node = *self.node.read();
-        let claims = match self.parts.store.run_claim(node, free, per_tenant).await {
+        let began = Instant::now();
+        let claimed = self.parts.store.run_claim(node, free, per_tenant).await;
+        metrics::histogram!("countersign_claim_seconds").record(began.elapsed().as_secs_f64());
+        let claims = match claimed {
             Ok(claims) => claims,
             Err(fault) => {
                 tracing::warn!(%fault, "due runs could not be claimed");
@@ -263,12 +295,15 @@ impl Shared {
         };
         let claimed = u32::try_from(claims.len()).unwrap_or(u32::MAX);
         self.backlog.store(claimed >= free, Ordering::Relaxed);
+        if claimed > 0 {
+            failpoint::pass("run.claim.after");
+        }
         for claim in claims {
             let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
             match permit.and_then(|permit| self.take_place(node, &claim.tenant, permit)) {
                 Some(slot) => self.spawn(slot, claim, None),
                 // A run of this node's own was admitted meanwhile: give back what there is no slot for.
-                None => super::drive::release(self, &claim, false).await,
+                None => self.give_back(claim),
             }
         }
         claimed

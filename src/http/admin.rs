@@ -12,7 +12,7 @@ use super::Api;
 use super::extract::{Admin, Checked, ReceiptPath, asker};
 use super::links::{self, Link};
 use super::problem::ApiError;
-use super::query::{AuditCursor, Query, UndecidedCursor, cut, encode};
+use super::query::{AuditCursor, Query, UndecidedCursor, encode};
 use super::runs::fetch;
 use super::views::{Run, place};
 use crate::commands::ReconcileCall;
@@ -94,11 +94,10 @@ pub(super) async fn reconciliation_list(
     let mut query = Query::parse(query.as_deref());
     let (limit, after) = (query.take_limit()?, query.take_cursor::<UndecidedCursor>()?);
     query.finish()?;
-    let rows = api.store.undecided_list(&caller.tenant, after.map(|UndecidedCursor(place)| place), limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more).and_then(since);
+    let page = api.store.undecided_list(&caller.tenant, after.map(|UndecidedCursor(place)| place), limit).await?;
+    let last = page.last().filter(|_| page.more).and_then(since);
     let next_cursor = last.map(|place| encode(&UndecidedCursor(place)));
-    Ok(Json(ReconciliationPage { data: rows.into_iter().filter_map(view).collect(), next_cursor }))
+    Ok(Json(ReconciliationPage { data: page.into_iter().filter_map(view).collect(), next_cursor }))
 }
 
 fn since(found: &FoundCall) -> Option<ReceiptPlace> {
@@ -173,11 +172,10 @@ pub(super) async fn audit_list(
     let (limit, after) = (query.take_limit()?, query.take_cursor::<AuditCursor>()?);
     let filter = AuditFilter { actor: query.take("actor"), action: query.take("action"), run_id: query.take("run_id") };
     query.finish()?;
-    let rows = api.store.audit_list(&caller.tenant, &filter, after.map(|AuditCursor(place)| place), limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more);
+    let page = api.store.audit_list(&caller.tenant, &filter, after.map(|AuditCursor(place)| place), limit).await?;
+    let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|row| encode(&AuditCursor(PlaceInTime { at: row.at, id: row.id })));
-    Ok(Json(AuditPage { data: rows.into_iter().map(audit_view).collect(), next_cursor }))
+    Ok(Json(AuditPage { data: page.into_iter().map(audit_view).collect(), next_cursor }))
 }
 
 fn audit_view(row: AuditRow) -> AuditView {

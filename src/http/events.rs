@@ -16,12 +16,12 @@ use super::extract::{self, Reader, RunPath};
 use super::feed::{self, Feed};
 use super::headers::{self, Form};
 use super::problem::ApiError;
-use super::query::{EventCursor, Query, cut, encode};
+use super::query::{EventCursor, Query, encode};
 use super::runs::fetch;
 use crate::auth::{Caller, Scope};
 use crate::run::event::Event;
 use crate::run::ids::RunId;
-use crate::store::RunView;
+use crate::store::{RunView, retention};
 
 /// What can be given where both forms can.
 pub(super) const FORMS: &str = "application/json or text/event-stream can be given";
@@ -51,7 +51,8 @@ pub(super) struct SentEvent {
 ///
 /// `Accept: text/event-stream`: every event so far, then each as it is committed; the stream ends after `result`, and
 /// a reconnect at or past that answers 204. `Last-Event-ID` (which wins) or `?after=` continues after that number.
-/// `Accept: application/json`: a page of the same events.
+/// `Accept: application/json`: a page of the same events. Where events that were asked for are kept no longer, `gap`
+/// comes first.
 #[utoipa::path(
     get, path = "/v1/runs/{run_id}/events", operation_id = "event_list", tag = "events",
     security(("bearer" = ["runs:read"]), ("ticket" = [])),
@@ -139,17 +140,17 @@ async fn page(
     query.finish()?;
     let after = cursor.map(|EventCursor(seq)| seq).or(after).unwrap_or_default();
     check_reached(view, after)?;
-    let rows = api.store.event_list(&caller.tenant, view.uid, after, limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let next_cursor = rows.last().filter(|_| more).map(|event| encode(&EventCursor(event.seq)));
-    let raw = rows.into_iter().map(|event| RawValue::from_string(event.body));
+    let page = api.store.event_list(&caller.tenant, view.uid, after, limit).await?;
+    let gap = retention::gap(&view.id, after, &page, api.clock.now())?;
+    let next_cursor = page.last().filter(|_| page.more).map(|event| encode(&EventCursor(event.seq)));
+    let raw = gap.into_iter().chain(page).map(|event| RawValue::from_string(event.body));
     let data = raw.collect::<Result<_, _>>().map_err(|_payload| ApiError::Internal("a stored event is not JSON"))?;
     Ok(Json(EventPage { data, next_cursor }).into_response())
 }
 
 /// The run's events after that number, as a stream.
 pub(super) fn stream(api: &Arc<Api>, caller: &Caller, view: &RunView, after: i64) -> Response {
-    let feed = Feed { api: Arc::clone(api), caller: caller.clone(), uid: view.uid, after };
+    let feed = Feed { api: Arc::clone(api), caller: caller.clone(), id: view.id.clone(), uid: view.uid, after };
     streamed(Body::from_stream(feed::run_events(feed)))
 }
 

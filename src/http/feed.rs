@@ -14,9 +14,9 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use super::Api;
 use crate::auth::Caller;
-use crate::run::ids::RunUid;
-use crate::store::StoredEvent;
+use crate::run::ids::{RunId, RunUid};
 use crate::store::hub::{Heard, TenantSubscription};
+use crate::store::{StoreError, StoredEvent, retention};
 
 /// Rows that are read at first, before their size is known, and at most.
 const PAGE_FIRST: u32 = 4;
@@ -42,6 +42,8 @@ pub(super) struct Feed {
     /// Who reads; the stream ends with their token.
     pub(super) caller: Caller,
     /// Which run.
+    pub(super) id: RunId,
+    /// The same, inside.
     pub(super) uid: RunUid,
     /// The number of the last event that the reader has.
     pub(super) after: i64,
@@ -57,7 +59,7 @@ enum Sign {
 
 /// Every event of a run after the reader's place, until `result`, the end of the token, or of the server.
 pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
-    let Feed { api, caller, uid, mut after } = feed;
+    let Feed { api, caller, id, uid, mut after } = feed;
     let mut subscription = api.hub.subscribe(&caller.tenant, uid);
     async_stream::stream! {
         let _reading = Reading::begin();
@@ -68,7 +70,7 @@ pub(super) fn run_events(feed: Feed) -> impl Stream<Item = Result<Bytes, Infalli
         let mut rows = PAGE_FIRST;
         'read: loop {
             loop {
-                let Some(page) = Page::read(&api, &caller, uid, after, rows).await else { return };
+                let Some(page) = Page::read(&api, &caller, (&id, uid), after, rows).await else { return };
                 let Some(last) = page.last else { break };
                 after = last;
                 subscription.reached(after);
@@ -161,16 +163,19 @@ struct Page {
 
 impl Page {
     /// `None` when the store does not answer: the reader reconnects with its place, and nothing is lost.
-    async fn read(api: &Api, caller: &Caller, uid: RunUid, after: i64, rows: u32) -> Option<Self> {
-        match api.store.event_list(&caller.tenant, uid, after, rows).await {
-            Ok(events) => Some(Self {
-                text: frames(&events),
-                last: events.last().map(|event| event.seq),
-                ended: events.iter().any(is_last),
-                whole: events.len() < usize::try_from(rows).unwrap_or(usize::MAX),
-            }),
+    async fn read(api: &Api, caller: &Caller, run: (&RunId, RunUid), after: i64, rows: u32) -> Option<Self> {
+        let read = async {
+            let events = api.store.event_list(&caller.tenant, run.1, after, rows).await?;
+            let gap = retention::gap(run.0, after, &events, api.clock.now())?;
+            let whole = !events.more;
+            let (last, ended) = (events.last().map(|event| event.seq), events.iter().any(is_last));
+            let told: Vec<StoredEvent> = gap.into_iter().chain(events).collect();
+            Ok::<Self, StoreError>(Self { text: frames(&told), last, ended, whole })
+        };
+        match read.await {
+            Ok(page) => Some(page),
             Err(fault) => {
-                tracing::warn!(run = %uid.0, %fault, "an event stream ends early");
+                tracing::warn!(run = %run.1.0, %fault, "an event stream ends early");
                 None
             }
         }

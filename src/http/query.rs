@@ -260,14 +260,6 @@ fn check(bytes: &[u8]) -> Vec<u8> {
     digest::digest(&digest::SHA256, bytes).as_ref().iter().copied().take(CHECK_LEN).collect()
 }
 
-/// A page cut to `limit` from one row more, and whether there is more.
-pub(super) fn cut<T>(mut rows: Vec<T>, limit: u32) -> (Vec<T>, bool) {
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    (rows, more)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

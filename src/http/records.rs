@@ -8,7 +8,7 @@ use axum::extract::{RawQuery, State};
 use super::Api;
 use super::extract::{Reader, ReceiptPath, RunPath};
 use super::problem::ApiError;
-use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, cut, encode};
+use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, encode};
 use super::runs::{fetch, take_filter};
 use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run, place};
 use crate::auth::Caller;
@@ -44,11 +44,10 @@ pub(super) async fn message_list(
     query.finish()?;
     let run = fetch(&api, &caller, &id).await?;
     let from = from.map_or(0, |MessageCursor(position)| position);
-    let rows = api.store.message_list(&caller.tenant, run.uid, from, limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more);
+    let page = api.store.message_list(&caller.tenant, run.uid, from, limit).await?;
+    let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|message| encode(&MessageCursor(message.position.saturating_add(1))));
-    Ok(Json(MessagePage { data: rows.into_iter().map(MessageView::from).collect(), next_cursor }))
+    Ok(Json(MessagePage { data: page.into_iter().map(MessageView::from).collect(), next_cursor }))
 }
 
 /// List a run's receipts, in order of turn and position.
@@ -73,11 +72,10 @@ pub(super) async fn receipt_list(
     query.finish()?;
     let run = fetch(&api, &caller, &id).await?;
     let after = after.map(|ReceiptCursor(turn, position)| (turn, position));
-    let rows = api.store.receipt_list(&caller.tenant, run.uid, after, limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more);
+    let page = api.store.receipt_list(&caller.tenant, run.uid, after, limit).await?;
+    let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|call| encode(&ReceiptCursor(call.key.turn, call.key.position)));
-    let data = rows.into_iter().map(|call| of(&run, call)).collect();
+    let data = page.into_iter().map(|call| of(&run, call)).collect();
     Ok(Json(ReceiptPage { data, next_cursor }))
 }
 
@@ -134,11 +132,10 @@ pub(super) async fn receipt_search(
     let filter = ReceiptFilter { stage: query.take_one_of("stage", &STAGES), run: take_filter(&mut query) };
     query.finish()?;
     let after = after.map(|FoundCursor(place)| place);
-    let rows = api.store.receipt_search(&caller.tenant, &filter, after, limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more);
+    let page = api.store.receipt_search(&caller.tenant, &filter, after, limit).await?;
+    let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|found| encode(&FoundCursor(place(found, found.call.created_at))));
-    Ok(Json(ReceiptPage { data: rows.into_iter().map(Receipt::new).collect(), next_cursor }))
+    Ok(Json(ReceiptPage { data: page.into_iter().map(Receipt::new).collect(), next_cursor }))
 }
 
 /// Fetch everything of a run in one document.

@@ -11,7 +11,7 @@ use super::Api;
 use super::extract::{Checked, Reader, RunPath, Writer, asker, need, no_run, request_key};
 use super::headers::{self, Form};
 use super::problem::ApiError;
-use super::query::{Query, cut, encode};
+use super::query::{Query, encode};
 use super::views::{Run, RunPage};
 use super::{events, links, wait};
 use crate::auth::{Caller, Scope};
@@ -101,11 +101,10 @@ pub(super) async fn run_list(
     let (limit, after) = (query.take_limit()?, query.take_cursor::<RunCursor>()?);
     let filter = take_filter(&mut query);
     query.finish()?;
-    let rows = api.store.run_list(&caller.tenant, &filter, after, limit + 1).await?;
-    let (rows, more) = cut(rows, limit);
-    let last = rows.last().filter(|_| more);
+    let page = api.store.run_list(&caller.tenant, &filter, after, limit).await?;
+    let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|run| encode(&RunCursor { created_at: run.head.created_at, uid: run.uid }));
-    Ok(Json(RunPage { data: rows.into_iter().map(Run::from).collect(), next_cursor }))
+    Ok(Json(RunPage { data: page.into_iter().map(Run::from).collect(), next_cursor }))
 }
 
 /// What a list of runs, or of what runs left, is filtered by.

@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::MayLeave;
+use super::shape::Excess;
 
 /// How far an attempt came. Later stages replace earlier ones; an answer is final.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,8 +26,8 @@ pub(super) enum Stage {
     Status(HttpRefusal),
     /// Something came back, or the connection broke, and no answer to this call can be read from it.
     Unreadable(&'static str),
-    /// A 2xx answer of the right kind is larger than the limit in bytes.
-    TooLarge(usize),
+    /// A 2xx answer of the right kind is over a limit.
+    TooLarge(Excess),
     /// The JSON-RPC answer as the server wrote it: an object with `result` or `error`.
     Answered(Value),
 }

@@ -46,12 +46,13 @@ pub(super) async fn prefix(response: reqwest::Response, max: usize) -> Vec<u8> {
     start
 }
 
-/// The events of a stream. `observe` sees each before it is handed on. Of a single event above `max` bytes only the
-/// beginning is handed on; `overflow` gets it first, and ends the stream by answering `true`.
+/// The events of a stream. `observe` sees each before it is handed on, and ends the stream where it says `false`. Of a
+/// single event above `max` bytes only the beginning is handed on; `overflow` gets it first, and ends the stream by
+/// answering `true`.
 pub(super) fn events(
     response: reqwest::Response,
     max: usize,
-    observe: impl Fn(&Sse) + Send + 'static,
+    observe: impl Fn(&Sse) -> bool + Send + 'static,
     overflow: impl Fn(&[u8]) -> bool + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     let mut gate = EventGate::new(max);
@@ -61,10 +62,9 @@ pub(super) fn events(
     });
     let events = SseStream::from_bytes_stream(chunks);
     events
-        .inspect(move |event| {
-            if let Ok(event) = event {
-                observe(event);
-            }
+        .map(move |event| {
+            let event = event?;
+            if observe(&event) { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
         })
         .boxed()
 }
@@ -73,7 +73,7 @@ pub(super) fn events(
 enum StreamFault {
     #[error("the connection broke")]
     Broken,
-    #[error("an event is larger than the limit")]
+    #[error("an event is over a limit")]
     TooLarge,
 }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::McpFault;
 use super::connection::Connection;
+use crate::failpoint;
 use crate::run::binding::{ServedCatalog, ServedTool};
 
 /// A server with more pages or tools than this is refused, not cut: a model must not be offered half a catalog.
@@ -50,7 +51,10 @@ impl Connection {
         // Cleared first: an announcement during the reading counts.
         self.catalog.stale.store(false, Ordering::Release);
         let at = Instant::now();
-        let catalog = match tokio::time::timeout(patience, self.read_pages()).await {
+        failpoint::pass("catalog.read.before");
+        let pages = tokio::time::timeout(patience, self.read_pages()).await;
+        failpoint::pass("catalog.read.after");
+        let catalog = match pages {
             Ok(catalog) => Arc::new(catalog?),
             Err(_elapsed) => return Err(unreadable(&format!("no answer within {} ms", patience.as_millis()))),
         };

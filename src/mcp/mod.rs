@@ -9,6 +9,7 @@ mod listening;
 mod outcome;
 mod outline;
 mod pool;
+mod shape;
 mod transport;
 mod wire;
 
@@ -20,7 +21,7 @@ use secrecy::SecretString;
 use serde_json::{Map, Value};
 use url::Url;
 
-use crate::run::ids::RunUid;
+use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
 pub use pool::McpPool;
@@ -39,8 +40,9 @@ pub struct McpTarget {
     pub secret_header: Option<(String, SecretString)>,
     /// Time limits.
     pub timeouts: Timeouts,
-    /// The run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares it.
-    pub private_to: Option<RunUid>,
+    /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
+    /// it.
+    pub private_to: Option<(RunUid, Fence)>,
 }
 
 /// One call of a tool.

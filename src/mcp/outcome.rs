@@ -32,7 +32,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::attempt::{HttpRefusal, Stage};
-use crate::run::json::{MAX_DEPTH, is_too_deep};
+use super::shape::{Excess, MAX_BLOCKS};
+use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
 
@@ -86,10 +87,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>
             tracing::debug!(why, "a call was sent and not answered");
             (Outcome::Unknown(Cause::LostResponse), Remedy::None)
         }
-        Stage::TooLarge(max) => {
-            let text = format!("The call was executed, but its result is larger than {max} bytes and was discarded.");
-            (failed("result-too-large", text, None), Remedy::None)
-        }
+        Stage::TooLarge(excess) => (too_large(excess), Remedy::None),
         Stage::Answered(message) => (by_answer(message, output_schema), Remedy::None),
     }
 }
@@ -131,8 +129,10 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
     }
     let output = message.get_mut("result").map(Value::take).unwrap_or_default();
     if is_too_deep(&output) {
-        let text = format!("The call was executed, but its result is nested deeper than {MAX_DEPTH} levels.");
-        return failed("result-too-large", text, None);
+        return too_large(Excess::Depth);
+    }
+    if output.get("content").and_then(Value::as_array).is_some_and(|blocks| blocks.len() > MAX_BLOCKS) {
+        return too_large(Excess::Blocks);
     }
     match output.get("resultType").and_then(Value::as_str) {
         // The server started something in the background and only promises its end.
@@ -152,6 +152,11 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
+}
+
+fn too_large(excess: Excess) -> Outcome {
+    let text = format!("The call was executed, but its result {excess} and was discarded.");
+    failed("result-too-large", text, None)
 }
 
 /// Why a result does not keep what the tool's output schema promises.

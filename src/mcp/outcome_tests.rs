@@ -73,7 +73,7 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
         ] {
             assert_eq!(class(answered(message.clone()), ended), want, "{message}");
         }
-        assert_eq!(class(Stage::TooLarge(9), ended), "failed result-too-large");
+        assert_eq!(class(Stage::TooLarge(Excess::Bytes(9)), ended), "failed result-too-large");
         let deep = (0..110).fold(json!(1), |inner, _| json!([inner]));
         assert_eq!(
             class(answered(json!({ "result": { "structuredContent": deep } })), ended),
@@ -116,7 +116,7 @@ fn only_a_lost_session_no_connection_and_a_short_rate_limit_are_tried_again() {
     assert_eq!(remedy(Stage::Status(lost)), Remedy::NewSession);
     assert_eq!(remedy(status(404)), Remedy::None);
     assert_eq!(remedy(Stage::NotConnected("refused".into())), Remedy::Redial);
-    for stage in [Stage::Sent, Stage::Unreadable("x"), status(503), status(408), Stage::TooLarge(1)] {
+    for stage in [Stage::Sent, Stage::Unreadable("x"), status(503), status(408), Stage::TooLarge(Excess::Nodes)] {
         assert_eq!(remedy(stage), Remedy::None);
     }
 }

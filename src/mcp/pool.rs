@@ -18,7 +18,7 @@ use super::outcome::{Remedy, classify};
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
-use crate::run::ids::{RunUid, TenantId};
+use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::run::outcome::{Outcome, ToolError};
 
 /// How often unused connections are looked for.
@@ -47,7 +47,7 @@ pub struct McpPool {
 
 /// The place of one connection.
 struct Slot {
-    private_to: Option<RunUid>,
+    private_to: Option<(RunUid, Fence)>,
     held: Mutex<Held>,
 }
 
@@ -173,9 +173,10 @@ impl McpPool {
         (outcome, remedy)
     }
 
-    /// Closes the connections that belong to one run alone.
-    pub async fn release_run(&self, uid: RunUid) {
-        self.close_where(|slot| slot.private_to == Some(uid)).await;
+    /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
+    /// this node too, stay.
+    pub async fn release_run(&self, uid: RunUid, fence: Fence) {
+        self.close_where(|slot| slot.private_to == Some((uid, fence))).await;
     }
 
     /// Closes everything; connections are refused from then on.
@@ -343,7 +344,10 @@ fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         None => add(b""),
     }
     add(&target.timeouts.connect_ms.to_be_bytes());
-    add(target.private_to.map(|uid| *uid.0.as_bytes()).as_ref().map_or(&[][..], |bytes| &bytes[..]));
+    if let Some((uid, fence)) = target.private_to {
+        add(uid.0.as_bytes());
+        add(&fence.0.to_be_bytes());
+    }
     let mut key = [0; 32];
     key.copy_from_slice(context.finish().as_ref());
     key
@@ -387,7 +391,7 @@ mod tests {
             |target| target.secret_header = None,
             |target| target.secret_header = Some(("authorization".to_owned(), SecretString::from("t"))),
             |target| target.timeouts.connect_ms += 1,
-            |target| target.private_to = Some(RunUid(Uuid::nil())),
+            |target| target.private_to = Some((RunUid(Uuid::nil()), Fence(1))),
         ];
         let key = key_of(&acme, &base());
         for (at, change) in changes.into_iter().enumerate() {

@@ -26,10 +26,12 @@ use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
 use super::outline::Outline;
+use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, describe,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
     error_text, fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
 };
+use crate::failpoint;
 use crate::net::Egress;
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
@@ -114,11 +116,13 @@ impl TrackedClient {
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, request.send()).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
             Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
         }
+        failpoint::pass("mcp.cancel.after");
     }
 
     async fn post(
@@ -164,7 +168,10 @@ impl TrackedClient {
             return Err(fault(refusal.to_string()));
         }
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
-        let response = match request.send().await {
+        post.pass("mcp.call.before");
+        let response = request.send().await;
+        post.pass("mcp.call.written");
+        let response = match response {
             Ok(response) => response,
             Err(error) => {
                 let text = describe(&error);
@@ -209,15 +216,12 @@ impl TrackedClient {
                 if !outline.is_response || outline.id.is_some_and(|id| !post.is_asked(&id)) {
                     return post.unreadable("what came is too large, and not the answer");
                 }
-                post.settle(Stage::TooLarge(self.shared.max_bytes));
+                post.settle(Stage::TooLarge(Excess::Bytes(self.shared.max_bytes)));
                 return Err(StreamableHttpError::ResponseBodyTooLarge { max_size: self.shared.max_bytes });
             }
             Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
         };
-        let Ok(value) = serde_json::from_slice::<Value>(&bytes) else {
-            return post.unreadable("the answer is not JSON");
-        };
-        post.take_answer(value, session)
+        post.take_body(&bytes, session)
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
@@ -295,20 +299,16 @@ impl TrackedClient {
 }
 
 impl Shared {
-    /// Looks at one event on its way to the library: an answer is written down as the server wrote it.
-    fn observe(&self, event: &Sse) {
-        if !matches!(event.event.as_deref(), None | Some("" | "message")) {
-            return;
+    /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
+    /// not read it.
+    fn observe(&self, event: &Sse) -> bool {
+        let (answer, is_readable) = answer_in(event);
+        if let Some((id, stage)) = answer
+            && let Some(attempt) = self.calls.get(&id_text(&id))
+        {
+            attempt.settle(stage);
         }
-        let Some(message) = event.data.as_deref().and_then(|data| serde_json::from_str::<Value>(data).ok()) else {
-            return;
-        };
-        if message.get("result").is_none() && message.get("error").is_none() {
-            return;
-        }
-        if let Some(attempt) = message.get("id").and_then(|id| self.calls.get(&id_text(id))) {
-            attempt.settle(Stage::Answered(message));
-        }
+        is_readable
     }
 
     /// Looks at the beginning of an event that is too large: `true` when it answers a call, which is then settled.
@@ -324,7 +324,7 @@ impl Shared {
             None => own,
         };
         if let Some(attempt) = answered {
-            attempt.settle(Stage::TooLarge(self.max_bytes));
+            attempt.settle(Stage::TooLarge(Excess::Bytes(self.max_bytes)));
         }
         answered.is_some()
     }

@@ -10,8 +10,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, GetExtensions, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::Value;
+use sse_stream::Sse;
 
 use super::attempt::{Attempt, Stage};
+use super::shape::{self, Excess};
+use crate::failpoint;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -65,13 +68,31 @@ impl Post {
         }
     }
 
+    /// Passes a point on the way of a call; other messages have none.
+    pub(super) fn pass(&self, point: &'static str) {
+        if self.attempt.is_some() {
+            failpoint::pass(point);
+        }
+    }
+
     pub(super) fn unreadable(&self, why: &'static str) -> Posted {
         self.settle(Stage::Unreadable(why));
         if self.is_discover { Ok(self.old_era(why)) } else { Err(fault(why)) }
     }
 
+    /// The text of a JSON body.
+    pub(super) fn take_body(&self, text: &[u8], session: Option<String>) -> Posted {
+        if let Some(excess) = shape::excess(text) {
+            return self.take_excess(excess, shape::answered_id(text).as_ref());
+        }
+        match serde_json::from_slice(text) {
+            Ok(value) => self.take_answer(value, session),
+            Err(_malformed) => self.unreadable("the answer is not JSON"),
+        }
+    }
+
     /// A JSON body: the answer to this request, or nothing that helps.
-    pub(super) fn take_answer(&self, mut value: Value, session: Option<String>) -> Posted {
+    fn take_answer(&self, mut value: Value, session: Option<String>) -> Posted {
         let is_error = value.get("error").is_some_and(Value::is_object);
         if !is_error && value.get("result").is_none() {
             return self.unreadable("the answer is no JSON-RPC response");
@@ -92,6 +113,15 @@ impl Post {
         Ok(StreamableHttpPostResponse::Json(message, session))
     }
 
+    /// A JSON body that is over a limit; `theirs` is the id of the answer that it is.
+    fn take_excess(&self, excess: Excess, theirs: Option<&Value>) -> Posted {
+        if theirs.map(id_text) != Some(id_text(&self.id.clone().unwrap_or_default())) {
+            return self.unreadable("the answer is no JSON-RPC response to the request");
+        }
+        self.settle(Stage::TooLarge(excess));
+        Err(fault(format!("the answer {excess}")))
+    }
+
     /// The server refused `server/discover`: its own error when there is one, else one that means "old era".
     pub(super) fn discover_refused(&self, error: Option<Value>) -> StreamableHttpPostResponse {
         let error = error.and_then(|error| serde_json::from_value::<ErrorData>(error).ok());
@@ -106,6 +136,21 @@ impl Post {
         let id = self.id.clone().and_then(|id| serde_json::from_value(id).ok());
         StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, id), None)
     }
+}
+
+/// The answer that an event of a stream brings, as the server wrote it, with its id; and whether the event may be read
+/// by anybody.
+pub(super) fn answer_in(event: &Sse) -> (Option<(Value, Stage)>, bool) {
+    let Some(data) = event.data.as_deref() else { return (None, true) };
+    if let Some(excess) = shape::excess(data.as_bytes()) {
+        return (shape::answered_id(data.as_bytes()).map(|id| (id, Stage::TooLarge(excess))), false);
+    }
+    if !matches!(event.event.as_deref(), None | Some("" | "message")) {
+        return (None, true);
+    }
+    let message = serde_json::from_str::<Value>(data).ok();
+    let answer = message.filter(|message| message.get("result").is_some() || message.get("error").is_some());
+    (answer.and_then(|answer| Some((answer.get("id").cloned()?, Stage::Answered(answer)))), true)
 }
 
 pub(super) fn headers_of(custom: HashMap<HeaderName, HeaderValue>, session: Option<&str>) -> Result<HeaderMap, Fault> {

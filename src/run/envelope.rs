@@ -33,6 +33,9 @@ pub struct Envelope {
     pub calls: Vec<Call>,
     /// How far the current leg has come; never stored: whoever loads a run begins a leg.
     pub leg: Leg,
+    /// How many calls may leave with the next fact, as its driver says before each; never stored. Whoever loads a run
+    /// knows of no limit.
+    pub room: usize,
 }
 
 /// How far a leg has come.
@@ -122,6 +125,24 @@ impl Envelope {
     /// The limits that hold now.
     pub fn limits(&self) -> &Limits {
         self.head.state.limits.as_ref().unwrap_or(&self.spec.limits)
+    }
+
+    /// How many calls are out, or were when the leg's process died.
+    pub fn executing(&self) -> usize {
+        self.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).count()
+    }
+
+    /// How many calls of the run may be out at once.
+    pub fn max_parallel(&self) -> usize {
+        usize::try_from(self.limits().max_parallel_tool_calls).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Whether a call would leave now if there were room for it.
+    pub fn waits_for_room(&self) -> bool {
+        self.leg == Leg::Working
+            && self.undecided().next().is_none()
+            && self.executing() < self.max_parallel()
+            && self.calls.iter().any(Call::is_sendable)
     }
 
     /// Milliseconds of work so far; waiting for people does not count.

@@ -123,6 +123,11 @@ pub enum EventBody {
         /// Names whose definition changed.
         changed: Vec<String>,
     },
+    /// Earlier events are kept no longer; never stored itself, and told only to a reader who asked for them.
+    Gap {
+        /// Number of the first event that there is.
+        first_seq: i64,
+    },
     /// The run ended; always the last.
     Result {
         /// The terminal status.
@@ -153,6 +158,7 @@ impl EventBody {
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
             Self::BindingRevised { .. } => "binding-revised",
+            Self::Gap { .. } => "gap",
             Self::Result { .. } => "result",
         }
     }

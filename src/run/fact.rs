@@ -7,7 +7,7 @@ use super::binding::Binding;
 use super::call::CallTarget;
 use super::event::Part;
 use super::ids::{Actor, CallId, CallKey};
-use super::message::ModelTurn;
+use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Outcome, ToolError};
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
@@ -54,6 +54,13 @@ pub enum Fact {
         key: CallKey,
         /// How.
         outcome: Outcome,
+    },
+    /// There is room for calls that wait for it.
+    RoomCame,
+    /// The model answered, and what it said cannot be stored, now or later.
+    TurnUnstorable {
+        /// What the turn cost, as far as it is known.
+        usage: TurnUsage,
     },
     /// A caller resumes a run that nobody drives.
     Resumed(Box<Resume>),

@@ -11,11 +11,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::{AuditRow, StoreError, StoredEvent, Wishes};
+use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
+use super::{AuditRow, FoundCall, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::call::{Call, CallTarget, Stage};
 use crate::run::envelope::{Head, HeadState};
-use crate::run::event::{Event, UndecidedCall};
-use crate::run::ids::{Actor, CallId, CallKey, RunId};
+use crate::run::event::Event;
+use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
+use crate::run::message::Message;
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::status::Status;
 use crate::run::time::Timestamp;
@@ -38,7 +40,7 @@ struct Read<'a> {
     body: &'a RawValue,
 }
 
-fn corrupt(what: &'static str, detail: impl ToString) -> StoreError {
+pub(super) fn corrupt(what: &'static str, detail: impl ToString) -> StoreError {
     StoreError::Corrupt { what, detail: detail.to_string() }
 }
 
@@ -160,10 +162,15 @@ pub(super) struct CallRow {
     pub(super) input: String,
     pub(super) body: String,
     pub(super) output: Option<String>,
+    pub(super) blobs: Option<String>,
 }
 
+/// Where arguments and result stand in the column `blobs` of a call.
+const INPUT: &str = "/input";
+const OUTPUT: &str = "/output";
+
 impl CallRow {
-    pub(super) fn encode(call: &Call) -> Result<Self, StoreError> {
+    pub(super) fn encode(call: &Call, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
         let (stage, output) = split_stage(&call.stage);
         let undecided_since = match &call.stage {
             Stage::Indeterminate { since, .. } => Some(since.as_millis()),
@@ -183,17 +190,23 @@ impl CallRow {
             decided_by: call.decided_by.clone(),
             created_at: call.created_at,
         };
+        let mut places = Places::new();
+        let mut value = |what: &'static str, root: &str, value: &Value| {
+            let text = readable(what, json_text(what, value)?, DEPTH)?;
+            Ok::<String, StoreError>(cuttings.cut(root, &text, &mut places).unwrap_or(text))
+        };
+        let input = value("call input", INPUT, &call.input)?;
+        let output = output.map(|output| value("call output", OUTPUT, output)).transpose()?;
         Ok(Self {
             turn: call.key.turn.into(),
             pos: call.key.position.into(),
             stage: call.stage.code(),
             undecided_since,
             created_at: call.created_at.as_millis(),
-            input: readable("call input", json_text("call input", &call.input)?, DEPTH)?,
+            input,
             body: encode("call", &document)?,
-            output: output
-                .map(|output| readable("call output", json_text("call output", output)?, DEPTH))
-                .transpose()?,
+            output,
+            blobs: blobs::column(&places)?,
         })
     }
 
@@ -220,8 +233,98 @@ fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
     }
 }
 
+/// A row of `calls` as it was read.
+#[derive(Clone, Debug)]
+pub(super) struct CallText {
+    body: String,
+    input: Kept,
+    output: Option<Kept>,
+}
+
+impl CallText {
+    pub(super) fn read(
+        body: String,
+        input: String,
+        output: Option<String>,
+        blobs: Option<&str>,
+    ) -> Result<Self, StoreError> {
+        let places = blobs::places(blobs)?;
+        let output = output.map(|text| Kept::at(OUTPUT, text, &places));
+        Ok(Self { body, input: Kept::at(INPUT, input, &places), output })
+    }
+
+    /// Whether the call has this label.
+    pub(super) fn is_named(&self, call_id: &CallId) -> Result<bool, StoreError> {
+        Ok(decode::<CallDocument>("call", &self.body)?.call_id == *call_id)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.body.len() + self.input.bytes() + self.output.as_ref().map_or(0, Kept::bytes)
+    }
+
+    pub(super) fn want(&self, run: RunUid, wanted: &mut Wanted) {
+        wanted.add(run, &self.input);
+        if let Some(output) = &self.output {
+            wanted.add(run, output);
+        }
+    }
+
+    pub(super) fn decode(self, run: RunUid, bodies: &Bodies) -> Result<Call, StoreError> {
+        let output = self.output.map(|output| output.whole(run, bodies)).transpose()?;
+        call(&self.body, &self.input.whole(run, bodies)?, output.as_deref())
+    }
+}
+
+/// A call with its run's name, as it was read.
+pub(super) struct FoundText {
+    pub(super) run_id: RunId,
+    pub(super) uid: RunUid,
+    pub(super) call: CallText,
+}
+
+impl FoundText {
+    pub(super) fn decode(self, bodies: &Bodies) -> Result<FoundCall, StoreError> {
+        Ok(FoundCall { run_id: self.run_id, uid: self.uid, call: self.call.decode(self.uid, bodies)? })
+    }
+}
+
+/// A message as it was read.
+pub(super) fn message(run: RunUid, kept: Kept, bodies: &Bodies) -> Result<Message, StoreError> {
+    decode("message", &kept.whole(run, bodies)?)
+}
+
+/// A view as it was read: its calls that wait for a person are still texts.
+pub(super) struct ViewText {
+    pub(super) view: RunView,
+    pub(super) calls: Vec<CallText>,
+    /// Of its documents; the calls not counted.
+    pub(super) bytes: usize,
+}
+
+impl ViewText {
+    pub(super) fn bytes(&self) -> usize {
+        self.calls.iter().fold(self.bytes, |sum, call| sum.saturating_add(call.bytes()))
+    }
+
+    pub(super) fn want(&self, wanted: &mut Wanted) {
+        for call in &self.calls {
+            call.want(self.view.uid, wanted);
+        }
+    }
+
+    pub(super) fn decode(mut self, bodies: &Bodies) -> Result<RunView, StoreError> {
+        for call in self.calls {
+            let call = call.decode(self.view.uid, bodies)?;
+            if call.is_undecided() {
+                self.view.undecided.extend(crate::run::envelope::undecided_call(&call));
+            }
+        }
+        Ok(self.view)
+    }
+}
+
 /// A call from its row.
-pub(super) fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreError> {
+fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreError> {
     let document: CallDocument = decode("call", body)?;
     let output = output.map(|text| json_value("call output", text)).transpose()?;
     let stage = match document.stage {
@@ -246,20 +349,6 @@ pub(super) fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call
         stage,
         created_at: document.created_at,
     })
-}
-
-/// The calls of a reader's view that wait for a person, from their bodies and arguments.
-pub(super) fn undecided<'a>(
-    rows: impl IntoIterator<Item = (&'a str, &'a str)>,
-) -> Result<Vec<UndecidedCall>, StoreError> {
-    let mut calls = Vec::new();
-    for (body, input) in rows {
-        let call = call(body, input, None)?;
-        if call.is_undecided() {
-            calls.extend(crate::run::envelope::undecided_call(&call));
-        }
-    }
-    Ok(calls)
 }
 
 /// What others wish of a run, from its columns.
@@ -328,13 +417,15 @@ pub(super) fn stored_event(event: &Event) -> Result<StoredEvent, StoreError> {
 }
 
 /// The calls of the last turn, and any earlier one that still waits for a person.
-pub(super) fn last_calls<'a>(
+pub(super) fn last_calls(
     turn: u32,
-    rows: impl IntoIterator<Item = (&'a str, &'a str, Option<&'a str>)>,
+    run: RunUid,
+    rows: Vec<CallText>,
+    bodies: &Bodies,
 ) -> Result<Vec<Call>, StoreError> {
     let mut calls = Vec::new();
-    for (body, input, output) in rows {
-        let call = call(body, input, output)?;
+    for row in rows {
+        let call = row.decode(run, bodies)?;
         if call.key.turn == turn || call.is_undecided() {
             calls.push(call);
         }
@@ -342,7 +433,7 @@ pub(super) fn last_calls<'a>(
     Ok(calls)
 }
 
-/// A JSON array of texts, as a database groups them.
-pub(super) fn texts<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<Vec<T>, StoreError> {
+/// A small document without a version, e.g. a JSON array of texts as a database groups them.
+pub(super) fn texts<T: DeserializeOwned>(what: &'static str, text: &str) -> Result<T, StoreError> {
     serde_json::from_str(text).map_err(|fault| faulty(what, &fault))
 }

@@ -14,7 +14,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::feed::{FeedEvent, Told, in_order, is_fed};
 use super::rows::EventRow;
-use super::{StoreError, StoredEvent, codec};
+use super::{StoreError, StoredEvent};
 use crate::run::event::Event;
 use crate::run::ids::{RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -51,6 +51,60 @@ pub type TenantSubscription = Subscription<TenantId, Mutex<Told>>;
 pub struct Hub {
     runs: Arc<Channels<RunUid, TenantId>>,
     tenants: Arc<Channels<TenantId, Mutex<Told>>>,
+    /// What was committed after commits that are still to be told, by run.
+    held: DashMap<RunUid, Held>,
+}
+
+/// What waits until the commits before it are told.
+#[derive(Debug, Default)]
+struct Held {
+    /// How many are still to be told, or turn out not to be stored.
+    announced: usize,
+    events: Vec<EventRow>,
+}
+
+/// A commit that is about to be stored by somebody who is not the run's owner. As soon as it is, an owner may commit
+/// the next one: that one's events wait until this one's are told, or it is dropped.
+#[derive(Debug)]
+pub struct Announced<'a> {
+    hub: &'a Hub,
+    tenant: TenantId,
+    uid: RunUid,
+}
+
+impl Announced<'_> {
+    /// Of which run.
+    pub const fn uid(&self) -> RunUid {
+        self.uid
+    }
+
+    /// It is stored: tells its events, before everything that waits for it.
+    ///
+    /// # Errors
+    /// `Rejected` when an event does not print; nothing of it was told then.
+    pub fn tell(self, events: &[Event]) -> Result<(), StoreError> {
+        let (runs, tenants) = (self.hub.runs.contains_key(&self.uid), self.hub.tenants.contains_key(&self.tenant));
+        if runs || tenants {
+            self.hub.tell(&self.tenant, self.uid, &rows(events)?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        // Told under the lock of the entry, so that nothing that comes later is told before.
+        let Entry::Occupied(mut held) = self.hub.held.entry(self.uid) else { return };
+        held.get_mut().announced = held.get().announced.saturating_sub(1);
+        if held.get().announced == 0 {
+            self.hub.tell(&self.tenant, self.uid, &held.get().events);
+            held.remove();
+        }
+    }
+}
+
+fn rows(events: &[Event]) -> Result<Vec<EventRow>, StoreError> {
+    events.iter().map(EventRow::told).collect()
 }
 
 /// What a reader hears.
@@ -69,6 +123,13 @@ impl Hub {
         Self::default()
     }
 
+    /// Says that a commit of a run that nobody owns is about to be stored.
+    pub fn announce(&self, tenant: &TenantId, uid: RunUid) -> Announced<'_> {
+        let mut held = self.held.entry(uid).or_default();
+        held.announced = held.announced.saturating_add(1);
+        Announced { hub: self, tenant: tenant.clone(), uid }
+    }
+
     /// Tells what one commit told. Call it after the commit, in the order of the commits of a run.
     ///
     /// # Errors
@@ -77,16 +138,19 @@ impl Hub {
         if events.is_empty() || !(self.runs.contains_key(&uid) || self.tenants.contains_key(tenant)) {
             return Ok(());
         }
-        let row = |event: &Event| {
-            codec::stored_event(event).map(|stored| EventRow { at: event.at.as_millis(), event: Arc::new(stored) })
-        };
-        let rows: Vec<EventRow> = events.iter().map(row).collect::<Result<_, _>>()?;
-        self.publish_stored(tenant, uid, &rows);
+        self.publish_stored(tenant, uid, &rows(events)?);
         Ok(())
     }
 
     /// The same with events that are already text.
     pub(super) fn publish_stored(&self, tenant: &TenantId, uid: RunUid, rows: &[EventRow]) {
+        match self.held.get_mut(&uid) {
+            Some(mut held) => held.events.extend_from_slice(rows),
+            None => self.tell(tenant, uid, rows),
+        }
+    }
+
+    fn tell(&self, tenant: &TenantId, uid: RunUid, rows: &[EventRow]) {
         if let Some(channel) = self.runs.get(&uid) {
             for row in rows {
                 channel.send(&row.event);

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hub::Hub;
 use super::{Claim, ExecutorStore, OwnedCommit, StoreError};
+use crate::failpoint;
 use crate::run::commit::Commit;
 
 /// Most rows of one batch; a single commit may have more.
@@ -143,7 +144,10 @@ impl JournalWriter {
 
     async fn store(&self, batch: Vec<Waiting>) {
         let (commits, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|one| (one.commit, one.answer)).unzip();
-        match self.store.commit_apply(&commits).await {
+        failpoint::pass("journal.commit.before");
+        let stored = self.store.commit_apply(&commits).await;
+        failpoint::pass("journal.commit.after");
+        match stored {
             Ok(applied) => {
                 for ((commit, answer), applied) in commits.iter().zip(answers).zip(applied) {
                     self.finish(commit, answer, Ok(applied));
@@ -181,6 +185,7 @@ impl JournalWriter {
             Ok(false) => Err(JournalError::LeaseLost),
             Err(fault) => Err(fault),
         };
+        failpoint::pass("journal.answer.before");
         // Whoever no longer waits learns it from the store.
         drop(answer.send(result));
     }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+mod blobs;
 mod codec;
 mod fault;
 mod feed;
@@ -17,7 +18,9 @@ pub mod follow;
 pub mod hub;
 pub mod journal;
 mod open;
+mod page;
 mod postgres;
+pub mod retention;
 mod rows;
 mod sqlite;
 pub mod wake;
@@ -25,6 +28,8 @@ pub mod wake;
 pub use feed::FeedEvent;
 use open::migrate;
 pub use open::{open, open_for};
+pub use page::{PAGE_BYTES, Page};
+pub use retention::RetentionStore;
 pub use rows::CommitRows;
 
 use crate::run::binding::CatalogRecord;
@@ -121,8 +126,10 @@ pub struct KeptAnswer {
 /// What became of an admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admitted {
-    /// Stored.
+    /// Stored; the node that was to take it has it.
     Created,
+    /// Stored; the node that was to take it is taken for dead, so the run is due for any other.
+    NotTaken,
     /// The id is taken in the tenant; nothing was stored.
     RunExists,
     /// The key was used before; nothing was stored.
@@ -198,7 +205,8 @@ pub struct StoredEvent {
     pub body: String,
 }
 
-/// What requests need of the store. The tenant comes first everywhere.
+/// What requests need of the store. The tenant comes first everywhere. What is read is whole: big values stand in their
+/// places.
 #[async_trait]
 pub trait RunStore: Send + Sync {
     /// Stores a new run with its key, in one transaction.
@@ -212,14 +220,14 @@ pub trait RunStore: Send + Sync {
     ) -> Result<Option<KeptAnswer>, StoreError>;
     /// One run as readers see it.
     async fn run_fetch(&self, tenant: &TenantId, id: &RunId) -> Result<Option<RunView>, StoreError>;
-    /// Runs, newest first, at most `limit`.
+    /// Runs, newest first. Every list ends at `limit` rows or about `PAGE_BYTES`, and says whether it goes on.
     async fn run_list(
         &self,
         tenant: &TenantId,
         filter: &RunFilter,
         after: Option<RunCursor>,
         limit: u32,
-    ) -> Result<Vec<RunView>, StoreError>;
+    ) -> Result<Page<RunView>, StoreError>;
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
     /// A decision on a run that nobody owns, with its rows of the audit: applied only while fence and revision are the
@@ -243,7 +251,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         from: u32,
         limit: u32,
-    ) -> Result<Vec<Message>, StoreError>;
+    ) -> Result<Page<Message>, StoreError>;
     /// Calls that have a receipt, in order of (turn, position), strictly after `after`.
     async fn receipt_list(
         &self,
@@ -251,7 +259,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         after: Option<(u32, u32)>,
         limit: u32,
-    ) -> Result<Vec<Call>, StoreError>;
+    ) -> Result<Page<Call>, StoreError>;
     /// One call that has a receipt.
     async fn receipt_fetch(
         &self,
@@ -267,7 +275,7 @@ pub trait RunStore: Send + Sync {
         uid: RunUid,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<StoredEvent>, StoreError>;
+    ) -> Result<Page<StoredEvent>, StoreError>;
     /// The sealed secrets of a run.
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
     /// One stored secret for each master key that sealed any: what a start-up check must be able to open.
@@ -344,6 +352,8 @@ pub trait ExecutorStore: Send + Sync {
     /// makes it due later each time: 250 ms, doubled per crash, at most a minute.
     /// `false`: it was no longer this owner's.
     async fn run_release(&self, claim: &Claim, crashed: bool) -> Result<bool, StoreError>;
+    /// The revision at which a run stands under this fence; `None` once there is a later fence.
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError>;
     /// When the next run falls due that nobody owns, in milliseconds from now by the database clock; `None`: never.
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError>;
     /// Applies commits of owned runs in one transaction; for each, whether its fence and revision still held. No run
@@ -463,7 +473,7 @@ pub trait AdminStore: Send + Sync {
         tenant: &TenantId,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError>;
+    ) -> Result<Page<FoundCall>, StoreError>;
     /// Receipts across runs, newest first.
     async fn receipt_search(
         &self,
@@ -471,7 +481,7 @@ pub trait AdminStore: Send + Sync {
         filter: &ReceiptFilter,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError>;
+    ) -> Result<Page<FoundCall>, StoreError>;
     /// The audit, newest first.
     async fn audit_list(
         &self,
@@ -479,7 +489,7 @@ pub trait AdminStore: Send + Sync {
         filter: &AuditFilter,
         after: Option<PlaceInTime>,
         limit: u32,
-    ) -> Result<Vec<AuditRow>, StoreError>;
+    ) -> Result<Page<AuditRow>, StoreError>;
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.
@@ -501,6 +511,6 @@ pub trait FollowStore: Send + Sync {
 }
 
 /// One database that does all.
-pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore {}
+pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore {}
 
-impl<T: RunStore + ExecutorStore + FollowStore + AdminStore> Store for T {}
+impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore> Store for T {}

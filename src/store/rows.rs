@@ -2,17 +2,56 @@
 
 use std::sync::Arc;
 
+use super::blobs::{self, Cuttings, Places};
 use super::codec::{CallRow, encode, stored_event};
 use super::{Admission, StoreError, StoredEvent};
 use crate::run::commit::{Commit, Next};
+use crate::run::event::Event;
 use crate::run::ids::CallKey;
+use crate::run::message::Message;
 use crate::run::time::Timestamp;
 
-/// A row of `events`.
+/// A row of `events`: the event as readers get it, and as it is kept where that differs.
 #[derive(Clone, Debug)]
 pub(super) struct EventRow {
     pub(super) at: i64,
     pub(super) event: Arc<StoredEvent>,
+    cut: Option<String>,
+    pub(super) blobs: Option<String>,
+}
+
+impl EventRow {
+    fn encode(event: &Event, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
+        let (stored, mut places) = (stored_event(event)?, Places::new());
+        let cut = cuttings.cut("", &stored.body, &mut places);
+        Ok(Self { at: event.at.as_millis(), event: Arc::new(stored), cut, blobs: blobs::column(&places)? })
+    }
+
+    /// Of an event that is only told.
+    pub(super) fn told(event: &Event) -> Result<Self, StoreError> {
+        Ok(Self { at: event.at.as_millis(), event: Arc::new(stored_event(event)?), cut: None, blobs: None })
+    }
+
+    /// The text that is kept.
+    pub(super) fn body(&self) -> &str {
+        self.cut.as_deref().unwrap_or(&self.event.body)
+    }
+}
+
+/// A row of `messages`.
+#[derive(Clone, Debug)]
+pub(super) struct MessageRow {
+    pub(super) pos: i64,
+    pub(super) body: String,
+    pub(super) blobs: Option<String>,
+}
+
+impl MessageRow {
+    fn encode(message: &Message, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
+        let (body, mut places) = (encode("message", message)?, Places::new());
+        let body = cuttings.cut("", &body, &mut places).unwrap_or(body);
+        Ok(Self { pos: message.position.into(), body, blobs: blobs::column(&places)? })
+    }
 }
 
 /// One commit as rows. Made by the writer's own task, so that the one task that talks to the database only copies.
@@ -35,10 +74,12 @@ pub struct CommitRows {
     pub(super) lets_go: bool,
     /// Milliseconds until the run is due, counted by the database's clock; `None`: it rests.
     pub(super) due_in: Option<i64>,
-    pub(super) messages: Vec<(i64, String)>,
+    pub(super) messages: Vec<MessageRow>,
     pub(super) calls: Vec<CallRow>,
     pub(super) events: Vec<EventRow>,
     pub(super) binding: Option<(i64, String)>,
+    /// The big values of all rows.
+    pub(super) blobs: Cuttings,
 }
 
 impl CommitRows {
@@ -47,6 +88,7 @@ impl CommitRows {
     pub fn encode(commit: &Commit) -> Result<Self, StoreError> {
         let head = &commit.head;
         let (lets_go, due_in) = next_columns(commit);
+        let mut cuttings = Cuttings::default();
         Ok(Self {
             expected: commit.expected,
             base_seq: base_seq(commit)?,
@@ -65,18 +107,19 @@ impl CommitRows {
             messages: commit
                 .messages
                 .iter()
-                .map(|message| Ok((i64::from(message.position), encode("message", message)?)))
-                .collect::<Result<_, StoreError>>()?,
-            calls: call_rows(commit)?,
+                .map(|message| MessageRow::encode(message, &mut cuttings))
+                .collect::<Result<_, _>>()?,
+            calls: call_rows(commit, &mut cuttings)?,
             events: commit
                 .events
                 .iter()
-                .map(|event| Ok(EventRow { at: event.at.as_millis(), event: Arc::new(stored_event(event)?) }))
-                .collect::<Result<_, StoreError>>()?,
+                .map(|event| EventRow::encode(event, &mut cuttings))
+                .collect::<Result<_, _>>()?,
             binding: match &commit.binding {
                 Some(binding) => Some((i64::from(binding.revision), encode("binding", binding)?)),
                 None => None,
             },
+            blobs: cuttings,
         })
     }
 
@@ -100,15 +143,17 @@ impl CommitRows {
 
     /// How many rows it writes.
     pub(super) fn rows(&self) -> usize {
-        1 + self.messages.len() + self.calls.len() + self.events.len() + usize::from(self.binding.is_some())
+        let rows = self.messages.len() + self.calls.len() + self.events.len() + self.blobs.len();
+        1 + rows + usize::from(self.binding.is_some())
     }
 
     /// About how many bytes it writes.
     pub(super) fn bytes(&self) -> usize {
-        let messages: usize = self.messages.iter().map(|(_, body)| body.len()).sum();
+        let messages: usize = self.messages.iter().map(|row| row.body.len()).sum();
         let calls: usize = self.calls.iter().map(CallRow::bytes).sum();
-        let events: usize = self.events.iter().map(|row| row.event.body.len()).sum();
-        self.state.len() + messages + calls + events + self.binding.as_ref().map_or(0, |(_, body)| body.len())
+        let events: usize = self.events.iter().map(|row| row.body().len()).sum();
+        let binding = self.binding.as_ref().map_or(0, |(_, body)| body.len());
+        self.state.len() + messages + calls + events + binding + self.blobs.bytes()
     }
 }
 
@@ -141,8 +186,8 @@ fn base_seq(commit: &Commit) -> Result<i64, StoreError> {
 }
 
 /// A call that was made and moved by one commit is one row: its last stage.
-fn call_rows(commit: &Commit) -> Result<Vec<CallRow>, StoreError> {
+fn call_rows(commit: &Commit, cuttings: &mut Cuttings) -> Result<Vec<CallRow>, StoreError> {
     let moved = |key: CallKey| commit.calls_moved.iter().any(|call| call.key == key);
     let made = commit.calls_made.iter().filter(|call| !moved(call.key));
-    made.chain(&commit.calls_moved).map(CallRow::encode).collect()
+    made.chain(&commit.calls_moved).map(|call| CallRow::encode(call, cuttings)).collect()
 }

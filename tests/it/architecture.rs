@@ -10,19 +10,20 @@ use crate::source::{self, Place, SourceFile, Token, places};
 /// Who may import whom. A module may always import itself; what is not listed may not be there.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("run", &[]),
+    ("failpoint", &[]),
     ("clock", &["run"]),
-    ("store", &["run"]),
+    ("store", &["run", "failpoint"]),
     ("net", &["run"]),
     ("policy", &["run", "store"]),
     ("secrets", &["run", "store"]),
     ("auth", &["run", "clock", "net"]),
-    ("config", &["run", "auth", "net", "secrets"]),
+    ("config", &["run", "auth", "net", "secrets", "failpoint"]),
     ("telemetry", &["config"]),
     ("model", &["run", "net"]),
-    ("mcp", &["run", "net"]),
+    ("mcp", &["run", "net", "failpoint"]),
     ("dispatch", &["run", "mcp", "store", "secrets", "net"]),
-    ("commands", &["run", "clock", "store", "dispatch", "policy", "secrets", "net"]),
-    ("executor", &["run", "clock", "store", "model", "dispatch", "policy", "secrets"]),
+    ("commands", &["run", "clock", "store", "dispatch", "policy", "secrets", "net", "failpoint"]),
+    ("executor", &["run", "clock", "store", "model", "dispatch", "policy", "secrets", "failpoint"]),
     ("http", &["run", "clock", "commands", "auth", "store"]),
 ];
 

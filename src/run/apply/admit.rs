@@ -73,6 +73,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         messages: Vec::new(),
         calls: Vec::new(),
         leg: Leg::Outside,
+        room: usize::MAX,
     };
     let mut draft = Draft::new(&mut envelope, now);
     draft.bind(new.binding);

@@ -38,6 +38,8 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
+        Fact::RoomCame => proceed::room_came(envelope, now),
+        Fact::TurnUnstorable { usage } => turn::unstorable(envelope, usage, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
@@ -48,7 +50,7 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
 fn require_asking(envelope: &Envelope) -> Result<(), Refusal> {
     match next(envelope) {
         Step::AskModel => Ok(()),
-        Step::BeginLeg | Step::CheckCatalog | Step::AwaitCalls | Step::Cancel | Step::Rest => {
+        Step::BeginLeg | Step::CheckCatalog | Step::AwaitCalls | Step::AwaitRoom | Step::Cancel | Step::Rest => {
             Err(Refusal::Impossible("the model was not asked"))
         }
     }

@@ -2,17 +2,20 @@
 
 use super::draft::Draft;
 use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
+use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::time::Timestamp;
 use crate::run::tool_result::model_text;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
-    let executing = draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).count();
+    let executing = draft.envelope.executing();
     if draft.envelope.undecided().next().is_some() {
         // While a call waits for a person, no further call of the turn is sent; those that are out finish.
         if executing == 0 {
@@ -22,17 +25,27 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
         }
         return;
     }
-    let limit = usize::try_from(draft.envelope.limits().max_parallel_tool_calls).unwrap_or(usize::MAX);
-    let free = limit.saturating_sub(executing);
+    // A call that finds no room stays `pending`: certainly not sent, whatever happens to the node meanwhile.
+    let free = draft.envelope.max_parallel().saturating_sub(executing).min(draft.envelope.room);
     let sendable: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).take(free).collect();
-    for key in &sendable {
+        draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).collect();
+    for key in sendable.iter().take(free) {
         draft.send(*key);
     }
     if executing == 0 && sendable.is_empty() {
         give_results(draft);
         ask_again(draft);
     }
+}
+
+/// Sends what waited for room.
+pub(super) fn room_came(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, Refusal> {
+    if !envelope.waits_for_room() || envelope.room == 0 {
+        return Err(Refusal::Impossible("no call waits for room"));
+    }
+    let mut draft = Draft::new(envelope, now);
+    proceed(&mut draft);
+    Ok(draft.commit())
 }
 
 /// The results of a settled turn, once, in call order.

@@ -47,6 +47,20 @@ pub(super) fn failed(envelope: &mut Envelope, error: RunError, retry: bool, now:
     Ok(draft.commit())
 }
 
+/// The turn is paid for and can never be kept, and neither could its repeat: the run ends, and the turn counts.
+pub(super) fn unstorable(envelope: &mut Envelope, usage: TurnUsage, now: Timestamp) -> Result<Commit, Refusal> {
+    require_asking(envelope)?;
+    let turn = envelope.head.state.turns.saturating_add(1);
+    let mut draft = Draft::new(envelope, now);
+    draft.progress();
+    draft.envelope.head.state.usage.count(usage);
+    let message = "The model's answer cannot be stored. It was not asked again.";
+    let error = RunError::new("unstorable", message);
+    draft.part(turn, Part::Error { error: error.clone() });
+    draft.fail(error);
+    Ok(draft.commit())
+}
+
 pub(super) fn ended(
     envelope: &mut Envelope,
     turn: ModelTurn,

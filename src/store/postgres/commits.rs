@@ -13,29 +13,52 @@ use crate::store::rows::CommitRows;
 use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The rows beside the heads, for the heads that `h` lists. Each head knows its slice of the arrays (`m` messages, `k`
-/// calls, `e` events), so nothing is joined and a plan cannot go wrong with the size of a batch. A call that is known
-/// moves on; its arguments are not written again.
+/// calls, `e` events, `b` blobs), so nothing is joined and a plan cannot go wrong with the size of a batch. A call that
+/// is known moves on; its arguments are not written again, nor is a blob that the run has.
+///
+/// The arrays of big values stand behind all others: what belongs into messages, calls and events, then digests and
+/// texts.
 macro_rules! insert_rows {
-    () => {
-        "bound AS (INSERT INTO bindings (tenant_id, run_uid, revision, body) \
+    ($said:literal, $called:literal, $told:literal, $digests:literal, $bodies:literal) => {
+        concat!(
+            "bound AS (INSERT INTO bindings (tenant_id, run_uid, revision, body) \
            SELECT h.tenant_id, h.uid, h.binding_revision, h.binding::json FROM h WHERE h.binding IS NOT NULL), \
-         said AS (INSERT INTO messages (tenant_id, run_uid, pos, body) \
-           SELECT h.tenant_id, h.uid, m.pos, m.body::json FROM h CROSS JOIN LATERAL unnest( \
-             ($1::bigint[])[h.m_from:h.m_to], ($2::text[])[h.m_from:h.m_to]) AS m (pos, body)), \
-         called AS (INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, \
-             output) \
+         said AS (INSERT INTO messages (tenant_id, run_uid, pos, body, blobs) \
+           SELECT h.tenant_id, h.uid, m.pos, m.body::json, m.blobs::json FROM h CROSS JOIN LATERAL unnest( \
+             ($1::bigint[])[h.m_from:h.m_to], ($2::text[])[h.m_from:h.m_to], (",
+            $said,
+            "::text[])[h.m_from:h.m_to]) \
+             AS m (pos, body, blobs)), \
+         called AS (INSERT INTO calls \
+             (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, output, blobs) \
            SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.created_at, k.input::json, \
-             k.body::json, k.output::json FROM h CROSS JOIN LATERAL unnest( \
+             k.body::json, k.output::json, k.blobs::json FROM h CROSS JOIN LATERAL unnest( \
              ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
              ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
-             ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to]) \
-             AS k (turn, pos, stage, undecided_since, input, body, output, created_at) \
+             ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to], (",
+            $called,
+            "::text[])[h.k_from:h.k_to]) \
+             AS k (turn, pos, stage, undecided_since, input, body, output, created_at, blobs) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
-             undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output), \
-         told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body) \
-           SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json FROM h CROSS JOIN LATERAL unnest( \
+             undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
+             blobs = excluded.blobs), \
+         told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
+           SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
+           FROM h CROSS JOIN LATERAL unnest( \
              ($11::bigint[])[h.e_from:h.e_to], ($12::bigint[])[h.e_from:h.e_to], ($13::text[])[h.e_from:h.e_to], \
-             ($14::text[])[h.e_from:h.e_to]) AS e (seq, at, kind, body))"
+             ($14::text[])[h.e_from:h.e_to], (",
+            $told,
+            "::text[])[h.e_from:h.e_to]) \
+             AS e (seq, at, kind, body, blobs)), \
+         kept AS (INSERT INTO blobs (tenant_id, run_uid, digest, body) \
+           SELECT h.tenant_id, h.uid, b.digest, b.body FROM h CROSS JOIN LATERAL unnest( \
+             (",
+            $digests,
+            "::text[])[h.b_from:h.b_to], (",
+            $bodies,
+            "::text[])[h.b_from:h.b_to]) AS b (digest, body) \
+           ON CONFLICT (tenant_id, run_uid, digest) DO NOTHING)"
+        )
     };
 }
 pub(super) use insert_rows;
@@ -58,16 +81,17 @@ macro_rules! apply_commits {
              FROM unnest($15::bigint[], $16::text[], $17::uuid[], $18::bigint[], $19::bigint[], $20::bigint[], \
                  $21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::text[], \
                  $27::bigint[], $28::bigint[], $29::bigint[], $30::text[], $31::boolean[], $32::boolean[], \
-                 $33::bigint[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[], $39::int[]) \
+                 $33::bigint[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[], $39::int[], \
+                 $40::int[], $41::int[]) \
                AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
                  updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in, \
-                 m_from, m_to, k_from, k_to, e_from, e_to) \
+                 m_from, m_to, k_from, k_to, e_from, e_to, b_from, b_to) \
              WHERE r.tenant_id = c.tenant_id AND r.uid = c.uid AND r.fence = c.fence AND r.revision = c.expected \
                AND r.last_seq = c.base_seq AND r.owner IS ",
             $owner,
             " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding, c.m_from, c.m_to, \
-               c.k_from, c.k_to, c.e_from, c.e_to), ",
-            insert_rows!(),
+               c.k_from, c.k_to, c.e_from, c.e_to, c.b_from, c.b_to), ",
+            insert_rows!("$42", "$43", "$44", "$45", "$46"),
             ", purged AS (DELETE FROM run_secrets s USING h \
                WHERE s.tenant_id = h.tenant_id AND s.run_uid = h.uid AND h.terminal) \
              SELECT h.i FROM h"
@@ -138,8 +162,8 @@ struct Batch<'a> {
     lets_go: Vec<bool>,
     terminal: Vec<bool>,
     due_in: Vec<Option<i64>>,
-    /// Where its rows stand in `rows`: messages, calls, events.
-    slices: [Slices; 3],
+    /// Where its rows stand in `rows`: messages, calls, events, blobs.
+    slices: [Slices; 4],
     rows: Rows<'a>,
 }
 
@@ -209,7 +233,8 @@ impl<'a> Batch<'a> {
             .bind(&self.lets_go)
             .bind(&self.terminal)
             .bind(&self.due_in);
-        self.slices.iter().fold(query, |query, slices| query.bind(&slices.from).bind(&slices.to))
+        let query = self.slices.iter().fold(query, |query, slices| query.bind(&slices.from).bind(&slices.to));
+        self.rows.bind_blobs(query)
     }
 }
 
@@ -230,6 +255,7 @@ pub(super) struct Rows<'a> {
     messages: Vec<&'a str>,
     calls: Calls<'a>,
     events: Events<'a>,
+    blobs: Blobs<'a>,
 }
 
 #[derive(Default)]
@@ -252,11 +278,22 @@ struct Events<'a> {
     body: Vec<&'a str>,
 }
 
+/// What belongs into messages, calls and events, and the texts themselves.
+#[derive(Default)]
+struct Blobs<'a> {
+    said: Vec<Option<&'a str>>,
+    called: Vec<Option<&'a str>>,
+    told: Vec<Option<&'a str>>,
+    digest: Vec<&'a str>,
+    body: Vec<&'a str>,
+}
+
 impl<'a> Rows<'a> {
     pub(super) fn push(&mut self, rows: &'a CommitRows) {
-        for (position, body) in &rows.messages {
-            self.positions.push(*position);
-            self.messages.push(body);
+        for message in &rows.messages {
+            self.positions.push(message.pos);
+            self.messages.push(&message.body);
+            self.blobs.said.push(message.blobs.as_deref());
         }
         for call in &rows.calls {
             self.calls.turn.push(call.turn);
@@ -267,18 +304,24 @@ impl<'a> Rows<'a> {
             self.calls.body.push(&call.body);
             self.calls.output.push(call.output.as_deref());
             self.calls.created_at.push(call.created_at);
+            self.blobs.called.push(call.blobs.as_deref());
         }
         for row in &rows.events {
             self.events.seq.push(row.event.seq);
             self.events.at.push(row.at);
             self.events.kind.push(&row.event.kind);
-            self.events.body.push(&row.event.body);
+            self.events.body.push(row.body());
+            self.blobs.told.push(row.blobs.as_deref());
+        }
+        for (digest, body) in rows.blobs.iter() {
+            self.blobs.digest.push(digest);
+            self.blobs.body.push(body);
         }
     }
 
-    /// How many messages, calls and events there are.
-    fn lengths(&self) -> [i32; 3] {
-        [self.messages.len(), self.calls.pos.len(), self.events.seq.len()]
+    /// How many messages, calls, events and blobs there are.
+    fn lengths(&self) -> [i32; 4] {
+        [self.messages.len(), self.calls.pos.len(), self.events.seq.len(), self.blobs.digest.len()]
             .map(|length| i32::try_from(length).unwrap_or(i32::MAX))
     }
 
@@ -299,5 +342,18 @@ impl<'a> Rows<'a> {
             .bind(&self.events.at)
             .bind(&self.events.kind)
             .bind(&self.events.body)
+    }
+
+    /// Binds the last five parameters.
+    pub(super) fn bind_blobs<'q>(
+        &'q self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
+        query
+            .bind(&self.blobs.said)
+            .bind(&self.blobs.called)
+            .bind(&self.blobs.told)
+            .bind(&self.blobs.digest)
+            .bind(&self.blobs.body)
     }
 }

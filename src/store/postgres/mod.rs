@@ -6,11 +6,13 @@ mod commits;
 mod follow;
 mod nodes;
 mod reads;
+mod retention;
 mod runs;
 mod steady;
 mod wake;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{PgPool, SqlStr};
 use tokio_util::sync::CancellationToken;
@@ -20,8 +22,8 @@ pub(super) use steady::SteadyPostgres;
 use super::wake::{Hint, Hints};
 use super::{
     AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
+    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
+    RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
@@ -37,13 +39,16 @@ struct PostgresStore {
     writer: PgPool,
     /// The beats' own connection: a node full of requests is still alive.
     beats: PgPool,
+    /// The tenant that this node's last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 4] = [
+    const FILES: [(i64, &str, &str); 5] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
+        (2_026_113_004, "retention", include_str!("../../../migrations/postgres/2026113004_retention.sql")),
         (2_026_113_005, "feed", include_str!("../../../migrations/postgres/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
@@ -88,7 +93,7 @@ impl RunStore for SteadyPostgres {
         filter: &RunFilter,
         after: Option<RunCursor>,
         limit: u32,
-    ) -> Result<Vec<RunView>, StoreError> {
+    ) -> Result<Page<RunView>, StoreError> {
         let store = self.now();
         self.within(&store, reads::run_list(&store, tenant, filter, after, limit)).await
     }
@@ -133,7 +138,7 @@ impl RunStore for SteadyPostgres {
         uid: RunUid,
         from: u32,
         limit: u32,
-    ) -> Result<Vec<Message>, StoreError> {
+    ) -> Result<Page<Message>, StoreError> {
         let store = self.now();
         self.within(&store, reads::message_list(&store, tenant, uid, from, limit)).await
     }
@@ -144,7 +149,7 @@ impl RunStore for SteadyPostgres {
         uid: RunUid,
         after: Option<(u32, u32)>,
         limit: u32,
-    ) -> Result<Vec<Call>, StoreError> {
+    ) -> Result<Page<Call>, StoreError> {
         let store = self.now();
         self.within(&store, reads::receipt_list(&store, tenant, uid, after, limit)).await
     }
@@ -166,7 +171,7 @@ impl RunStore for SteadyPostgres {
         uid: RunUid,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<StoredEvent>, StoreError> {
+    ) -> Result<Page<StoredEvent>, StoreError> {
         let store = self.now();
         self.within(&store, reads::event_list(&store, tenant, uid, after, limit)).await
     }
@@ -236,6 +241,11 @@ impl ExecutorStore for SteadyPostgres {
             self.hints.tell(Hint::Due);
         }
         Ok(released)
+    }
+
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        let store = self.now();
+        self.within(&store, nodes::run_revision(&store, claim)).await
     }
 
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
@@ -324,7 +334,7 @@ impl AdminStore for SteadyPostgres {
         tenant: &TenantId,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError> {
+    ) -> Result<Page<FoundCall>, StoreError> {
         let store = self.now();
         self.within(&store, admin::undecided_list(&store, tenant, after, limit)).await
     }
@@ -335,7 +345,7 @@ impl AdminStore for SteadyPostgres {
         filter: &ReceiptFilter,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError> {
+    ) -> Result<Page<FoundCall>, StoreError> {
         let store = self.now();
         self.within(&store, admin::receipt_search(&store, tenant, filter, after, limit)).await
     }
@@ -346,7 +356,7 @@ impl AdminStore for SteadyPostgres {
         filter: &AuditFilter,
         after: Option<PlaceInTime>,
         limit: u32,
-    ) -> Result<Vec<AuditRow>, StoreError> {
+    ) -> Result<Page<AuditRow>, StoreError> {
         let store = self.now();
         self.within(&store, admin::audit_list(&store, tenant, filter, after, limit)).await
     }

@@ -134,36 +134,54 @@ async fn claim_alone(
     if !alone {
         return Ok(None);
     }
-    // Tenants with due work are found by skipping along the index of due runs, a step a tenant. The share of a run is
-    // how many its tenant would have running with it: the tenant with the least goes first.
+    // Tenants with due work are found by skipping along the index of due runs, a step a tenant; its order is asked for
+    // in full, so that no other index will do while there are no statistics. The share of a run is
+    // how many its tenant would have running with it: the tenant with the least goes first, and among equals the one
+    // whose turn it is, so that a backlog that is older than everybody's passes nobody. Only what is picked is locked,
+    // run by run by its key; what somebody decides at this moment is left out.
+    let turn = store.turn.lock().clone();
     let rows = sqlx::query(
         "WITH RECURSIVE tenants AS ( \
-           (SELECT tenant_id FROM runs WHERE owner IS NULL AND due_at IS NOT NULL ORDER BY tenant_id LIMIT 1) \
+           (SELECT tenant_id FROM runs WHERE owner IS NULL AND due_at IS NOT NULL \
+             ORDER BY tenant_id, priority DESC LIMIT 1) \
            UNION ALL \
            SELECT (SELECT r.tenant_id FROM runs r WHERE r.owner IS NULL AND r.due_at IS NOT NULL \
-             AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id LIMIT 1) \
+             AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id, r.priority DESC LIMIT 1) \
            FROM tenants t WHERE t.tenant_id IS NOT NULL), \
-         picked AS (SELECT d.tenant_id, d.uid FROM tenants t \
+         due AS (SELECT t.tenant_id, d.uid, busy.n + d.nth AS share FROM tenants t \
            CROSS JOIN LATERAL (SELECT count(*) AS n FROM runs r \
              WHERE r.tenant_id = t.tenant_id AND r.owner IS NOT NULL) AS busy \
-           CROSS JOIN LATERAL (SELECT c.tenant_id, c.uid, c.priority, c.due_at, row_number() OVER () AS nth FROM ( \
-             SELECT r.tenant_id, r.uid, r.priority, r.due_at FROM runs r \
+           CROSS JOIN LATERAL (SELECT c.uid, row_number() OVER () AS nth FROM ( \
+             SELECT r.uid FROM runs r \
              WHERE r.tenant_id = t.tenant_id AND r.owner IS NULL AND r.due_at <= now_ms() \
-             ORDER BY r.priority DESC, r.due_at, r.uid \
-             LIMIT LEAST($2, GREATEST($3 - busy.n, 0)) FOR NO KEY UPDATE SKIP LOCKED) AS c) AS d \
-           ORDER BY busy.n + d.nth, d.priority DESC, d.due_at, d.uid LIMIT $2) \
-         UPDATE runs r SET owner = $1, fence = r.fence + 1, due_at = NULL FROM picked \
-         WHERE r.tenant_id = picked.tenant_id AND r.uid = picked.uid \
+             ORDER BY r.priority DESC, r.due_at, r.uid LIMIT LEAST($2, GREATEST($3 - busy.n, 0))) AS c) AS d), \
+         picked AS (SELECT tenant_id, uid, row_number() OVER (ORDER BY share, tenant_id <= $4, tenant_id) AS place \
+           FROM due ORDER BY place LIMIT $2), \
+         held AS (SELECT picked.place, l.tenant_id, l.uid FROM picked CROSS JOIN LATERAL ( \
+           SELECT r.tenant_id, r.uid FROM runs r WHERE r.tenant_id = picked.tenant_id AND r.uid = picked.uid \
+             AND r.owner IS NULL AND r.due_at IS NOT NULL FOR NO KEY UPDATE SKIP LOCKED) AS l) \
+         UPDATE runs r SET owner = $1, fence = r.fence + 1, due_at = NULL FROM held \
+         WHERE r.tenant_id = held.tenant_id AND r.uid = held.uid \
            AND EXISTS (SELECT 1 FROM nodes WHERE node_id = $1 AND dead_at IS NULL) \
-         RETURNING r.tenant_id, r.uid, r.fence",
+         RETURNING r.tenant_id, r.uid, r.fence, held.place",
     )
     .bind(node.0)
     .bind(i64::from(slots))
     .bind(i64::from(per_tenant))
+    .bind(turn)
     .fetch_all(&mut *tx)
     .await?;
     tx.commit().await?;
-    rows.iter().map(claim).collect::<Result<_, _>>().map(Some)
+    let mut claims = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let place: i64 = row.try_get("place")?;
+        claims.push((place, claim(row)?));
+    }
+    claims.sort_unstable_by_key(|(place, _)| *place);
+    if let Some((_, last)) = claims.last() {
+        last.tenant.as_str().clone_into(&mut store.turn.lock());
+    }
+    Ok(Some(claims.into_iter().map(|(_, claim)| claim).collect()))
 }
 
 fn claim(row: &PgRow) -> Result<Claim, StoreError> {
@@ -188,6 +206,16 @@ pub(super) async fn run_release(store: &PostgresStore, claim: &Claim, crashed: b
     .execute(&store.pool)
     .await?;
     Ok(released.rows_affected() == 1)
+}
+
+pub(super) async fn run_revision(store: &PostgresStore, claim: &Claim) -> Result<Option<i64>, StoreError> {
+    let revision = sqlx::query_scalar("SELECT revision FROM runs WHERE tenant_id = $1 AND uid = $2 AND fence = $3")
+        .bind(claim.tenant.as_str())
+        .bind(claim.uid.0)
+        .bind(claim.fence.0)
+        .fetch_optional(&store.pool)
+        .await?;
+    Ok(revision)
 }
 
 pub(super) async fn run_due_in(store: &PostgresStore) -> Result<Option<i64>, StoreError> {

@@ -5,10 +5,13 @@ use sqlx::{Postgres, Row, Transaction};
 
 use super::PostgresStore;
 use super::commits::{Rows, insert_rows};
+use super::reads::blob_list;
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
-use crate::store::codec::{self, HeadColumns};
+use crate::store::blobs::{Kept, Wanted, once_more};
+use crate::store::codec::{self, CallText, HeadColumns};
 use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, StoreError};
 
@@ -26,19 +29,20 @@ pub(super) async fn run_admit(store: &PostgresStore, admission: &Admission) -> R
             .map(Admitted::KeyUsed)
             .ok_or(StoreError::Corrupt { what: "idempotency key", detail: "in the way, and not there".to_owned() });
     }
-    if !run_insert(&mut tx, admission, &rows).await? {
+    let Some(taken) = run_insert(&mut tx, admission, &rows).await? else {
         return Ok(Admitted::RunExists);
-    }
+    };
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
-    Ok(Admitted::Created)
+    Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }
 
-/// The run with all its rows. `false`: the id is taken, nothing was written.
+/// The run with all its rows; whether a node took it. `None`: the id is taken, nothing was written.
 async fn run_insert(
     tx: &mut Transaction<'static, Postgres>,
     admission: &Admission,
     rows: &CommitRows,
-) -> Result<bool, StoreError> {
+) -> Result<Option<bool>, StoreError> {
     // A node that was taken for dead gets no run: nobody would free it.
     const SQL: &str = concat!(
         "WITH h AS (INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, \
@@ -48,18 +52,19 @@ async fn run_insert(
              $28, $29, $30, $31 \
            FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $32 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
-           RETURNING tenant_id, uid, binding_revision, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
-             1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($11) AS e_to), ",
-        insert_rows!(),
+           RETURNING tenant_id, uid, binding_revision, owner, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
+             1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($11) AS e_to, \
+             1 AS b_from, cardinality($40) AS b_to), ",
+        insert_rows!("$37", "$38", "$39", "$40", "$41"),
         ", sealed AS (INSERT INTO run_secrets (tenant_id, run_uid, name, key_id, sealed) \
            SELECT h.tenant_id, h.uid, s.name, s.key_id, s.sealed \
            FROM unnest($34::text[], $35::text[], $36::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
-         SELECT count(*) FROM h"
+         SELECT bool_or(h.owner IS NOT NULL) FROM h"
     );
     let mut arrays = Rows::default();
     arrays.push(rows);
     let secrets = if rows.terminal { [].as_slice() } else { admission.secrets.as_slice() };
-    let inserted: i64 = arrays
+    let query = arrays
         .bind(sqlx::query(SQL))
         .bind(admission.tenant.as_str())
         .bind(admission.uid.0)
@@ -82,11 +87,9 @@ async fn run_insert(
         .bind(rows.binding.as_ref().map(|(_, body)| body.as_str()))
         .bind(secrets.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>())
         .bind(secrets.iter().map(|secret| secret.key_id.as_str()).collect::<Vec<_>>())
-        .bind(secrets.iter().map(|secret| secret.sealed.as_slice()).collect::<Vec<_>>())
-        .fetch_one(&mut **tx)
-        .await?
-        .try_get(0)?;
-    Ok(inserted == 1)
+        .bind(secrets.iter().map(|secret| secret.sealed.as_slice()).collect::<Vec<_>>());
+    let taken = arrays.bind_blobs(query).fetch_one(&mut **tx).await?.try_get(0)?;
+    Ok(taken)
 }
 
 /// Keeps the key, after a few keys of the tenant that expired. `false`: it is kept already.
@@ -158,24 +161,34 @@ async fn kept_select(
 }
 
 /// One statement, so one state and one round trip: a commit between two reads would tear head and messages apart.
+/// Blobs never change, so they may be read after it.
 pub(super) async fn run_load(
     store: &PostgresStore,
     tenant: &TenantId,
     uid: RunUid,
 ) -> Result<Option<Loaded>, StoreError> {
+    once_more(|| load(store, tenant, uid)).await
+}
+
+async fn load(store: &PostgresStore, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError> {
     let row = sqlx::query(
         "SELECT r.id, r.fence, r.owner IS NOT NULL AS owned, r.cancel_requested_by, r.spec::text AS spec, r.status, \
            r.reason, r.revision, r.last_seq, r.attempt, r.crashes, r.state::text AS state, r.created_at, \
-           r.updated_at, r.finished_at, b.body::text AS binding, \
-           ARRAY(SELECT m.body::text FROM messages m WHERE m.tenant_id = r.tenant_id AND m.run_uid = r.uid \
-             ORDER BY m.pos) AS messages, l.bodies, l.inputs, l.outputs \
+           r.updated_at, r.finished_at, b.body::text AS binding, s.messages, s.message_blobs, \
+           l.bodies, l.inputs, l.outputs, l.blobs \
          FROM runs r \
          LEFT JOIN bindings b \
            ON b.tenant_id = r.tenant_id AND b.run_uid = r.uid AND b.revision = r.binding_revision \
          CROSS JOIN LATERAL ( \
+           SELECT COALESCE(array_agg(m.body), '{}') AS messages, COALESCE(array_agg(m.blobs), '{}') AS message_blobs \
+           FROM (SELECT body::text, blobs::text FROM messages \
+             WHERE tenant_id = r.tenant_id AND run_uid = r.uid ORDER BY pos) AS m \
+         ) AS s \
+         CROSS JOIN LATERAL ( \
            SELECT COALESCE(array_agg(c.body::text ORDER BY c.turn, c.pos), '{}') AS bodies, \
              COALESCE(array_agg(c.input::text ORDER BY c.turn, c.pos), '{}') AS inputs, \
-             COALESCE(array_agg(c.output::text ORDER BY c.turn, c.pos), '{}') AS outputs \
+             COALESCE(array_agg(c.output::text ORDER BY c.turn, c.pos), '{}') AS outputs, \
+             COALESCE(array_agg(c.blobs::text ORDER BY c.turn, c.pos), '{}') AS blobs \
            FROM calls c WHERE c.tenant_id = r.tenant_id AND c.run_uid = r.uid AND (c.undecided_since IS NOT NULL \
              OR c.turn = (SELECT max(turn) FROM calls WHERE tenant_id = $1 AND run_uid = $2)) \
          ) AS l WHERE r.tenant_id = $1 AND r.uid = $2",
@@ -184,29 +197,52 @@ pub(super) async fn run_load(
     .bind(uid.0)
     .fetch_optional(&store.pool)
     .await?;
-    row.as_ref().map(|row| loaded(tenant, uid, row)).transpose()
+    let Some(row) = row else { return Ok(None) };
+    let (messages, calls) = (message_texts(&row)?, call_texts(&row)?);
+    let mut wanted = Wanted::default();
+    for message in &messages {
+        wanted.add(uid, message);
+    }
+    for call in &calls {
+        call.want(uid, &mut wanted);
+    }
+    let bodies = blob_list(&store.pool, tenant, &wanted).await?;
+    let mut loaded = loaded(tenant, uid, &row)?;
+    let envelope = &mut loaded.envelope;
+    let messages = messages.into_iter().map(|message| codec::message(uid, message, &bodies));
+    envelope.messages = messages.collect::<Result<_, _>>()?;
+    envelope.calls = codec::last_calls(envelope.head.state.turns, uid, calls, &bodies)?;
+    Ok(Some(loaded))
 }
 
+fn message_texts(row: &PgRow) -> Result<Vec<Kept>, StoreError> {
+    let (bodies, blobs): (Vec<String>, Vec<Option<String>>) = (row.try_get("messages")?, row.try_get("message_blobs")?);
+    bodies.into_iter().zip(&blobs).map(|(body, blobs)| Kept::alone(body, blobs.as_deref())).collect()
+}
+
+fn call_texts(row: &PgRow) -> Result<Vec<CallText>, StoreError> {
+    let (bodies, inputs): (Vec<String>, Vec<String>) = (row.try_get("bodies")?, row.try_get("inputs")?);
+    let (outputs, blobs): (Vec<Option<String>>, Vec<Option<String>>) = (row.try_get("outputs")?, row.try_get("blobs")?);
+    let rows = bodies.into_iter().zip(inputs).zip(outputs).zip(&blobs);
+    rows.map(|(((body, input), output), blobs)| CallText::read(body, input, output, blobs.as_deref())).collect()
+}
+
+/// Everything but messages and calls.
 fn loaded(tenant: &TenantId, uid: RunUid, row: &PgRow) -> Result<Loaded, StoreError> {
     let (id, spec): (String, String) = (row.try_get("id")?, row.try_get("spec")?);
     let binding: Option<String> = row.try_get("binding")?;
-    let messages: Vec<String> = row.try_get("messages")?;
-    let (bodies, inputs): (Vec<String>, Vec<String>) = (row.try_get("bodies")?, row.try_get("inputs")?);
-    let outputs: Vec<Option<String>> = row.try_get("outputs")?;
     let cancel_requested_by: Option<String> = row.try_get("cancel_requested_by")?;
-    let head = head_columns(row)?.decode()?;
-    let calls = bodies.iter().zip(&inputs).zip(&outputs);
-    let calls = calls.map(|((body, input), output)| (body.as_str(), input.as_str(), output.as_deref()));
     let envelope = Envelope {
         tenant: tenant.clone(),
         uid,
         id: codec::named("run id", RunId::parse(id))?,
         spec: codec::decode("spec", &spec)?,
         binding: codec::decode("binding", &codec::named("binding", binding)?)?,
-        messages: messages.iter().map(|body| codec::decode("message", body)).collect::<Result<_, _>>()?,
-        calls: codec::last_calls(head.state.turns, calls)?,
-        head,
+        messages: Vec::new(),
+        calls: Vec::new(),
+        head: head_columns(row)?.decode()?,
         leg: crate::run::envelope::Leg::Outside,
+        room: usize::MAX,
     };
     Ok(Loaded {
         envelope,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
@@ -187,6 +187,7 @@ fn connect(options: &PgConnectOptions, patience: Patience) -> PostgresStore {
     let acquire = patience.statement * 2 / 3;
     PostgresStore {
         writer: pool_options(1, acquire).connect_lazy_with(of_writer),
+        turn: Mutex::default(),
         beats: pool_options(1, acquire).connect_lazy_with(options.clone()),
         pool: pool_options(CONNECTIONS, acquire).connect_lazy_with(options),
     }

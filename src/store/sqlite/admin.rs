@@ -1,13 +1,18 @@
 //! What administrators decide and look through: wishes for owners, calls across runs, the audit.
 
+use futures::TryStreamExt as _;
+use futures::stream::BoxStream;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, Sqlite, Transaction};
 
 use super::SqliteStore;
+use super::reads::blob_list;
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
-use crate::store::codec::{self, AuditColumns};
+use crate::store::blobs::Wanted;
+use crate::store::codec::{self, AuditColumns, CallText, FoundText};
+use crate::store::page::{Filling, Page};
 use crate::store::{
     AuditFilter, AuditRow, Claim, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace, StoreError, Wishes,
 };
@@ -100,12 +105,34 @@ pub(super) async fn audit_insert(
     Ok(())
 }
 
-/// The columns of a call with its run's name.
+/// The columns of a call with its run's name, which a receipt that outlived its run says itself.
 macro_rules! select_found {
     () => {
-        "SELECT r.id, c.run_uid, c.body, c.input, c.output \
-         FROM calls c JOIN runs r ON r.tenant_id = c.tenant_id AND r.uid = c.run_uid WHERE c.tenant_id = ?1 "
+        "SELECT COALESCE(c.run_id, r.id) AS id, c.run_uid, c.body, c.input, \
+           c.output, c.blobs \
+         FROM calls c LEFT JOIN runs r ON r.tenant_id = c.tenant_id AND r.uid = c.run_uid WHERE c.tenant_id = ?1 "
     };
+}
+
+/// The rows of a page, and then the blobs that they need.
+async fn found_page(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    mut rows: BoxStream<'_, Result<SqliteRow, sqlx::Error>>,
+    limit: u32,
+) -> Result<Page<FoundCall>, StoreError> {
+    let (mut filling, mut wanted) = (Filling::new(limit), Wanted::default());
+    while let Some(row) = rows.try_next().await? {
+        let text = found(&row)?;
+        if !filling.take(text.call.bytes(), text) {
+            break;
+        }
+    }
+    drop(rows);
+    let page = filling.page();
+    page.iter().for_each(|text| text.call.want(text.uid, &mut wanted));
+    let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+    page.try_map(|text| text.decode(&bodies))
 }
 
 pub(super) async fn undecided_list(
@@ -113,12 +140,12 @@ pub(super) async fn undecided_list(
     tenant: &TenantId,
     after: Option<ReceiptPlace>,
     limit: u32,
-) -> Result<Vec<FoundCall>, StoreError> {
+) -> Result<Page<FoundCall>, StoreError> {
     let rows = sqlx::query(concat!(
         select_found!(),
         "AND c.undecided_since IS NOT NULL \
          AND (?2 IS NULL OR (c.undecided_since, c.run_uid, c.turn, c.pos) > (?2, ?3, ?4, ?5)) \
-         ORDER BY c.undecided_since, c.run_uid, c.turn, c.pos LIMIT ?6"
+         ORDER BY c.undecided_since, c.run_uid, c.turn, c.pos LIMIT ?6 + 1"
     ))
     .bind(tenant.as_str())
     .bind(after.map(|place| place.at.as_millis()))
@@ -126,9 +153,8 @@ pub(super) async fn undecided_list(
     .bind(after.map(|place| i64::from(place.key.turn)))
     .bind(after.map(|place| i64::from(place.key.position)))
     .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    rows.iter().map(found).collect()
+    .fetch(&store.reader);
+    found_page(store, tenant, rows, limit).await
 }
 
 /// Unknown outcomes are few among many receipts: they have an index of their own, which only a condition that names
@@ -145,7 +171,7 @@ macro_rules! search_receipts {
                SELECT 1 FROM json_each(r.metadata) AS label \
                WHERE label.key = wanted.value ->> 0 AND label.value = wanted.value ->> 1)) \
              AND (?8 IS NULL OR (c.created_at, c.run_uid, c.turn, c.pos) < (?8, ?9, ?10, ?11)) \
-             ORDER BY c.created_at DESC, c.run_uid DESC, c.turn DESC, c.pos DESC LIMIT ?12"
+             ORDER BY c.created_at DESC, c.run_uid DESC, c.turn DESC, c.pos DESC LIMIT ?12 + 1"
         )
     };
 }
@@ -156,7 +182,7 @@ pub(super) async fn receipt_search(
     filter: &ReceiptFilter,
     after: Option<ReceiptPlace>,
     limit: u32,
-) -> Result<Vec<FoundCall>, StoreError> {
+) -> Result<Page<FoundCall>, StoreError> {
     let unknown = filter.stage.as_deref() == Some("indeterminate");
     let rows = sqlx::query(if unknown {
         search_receipts!("AND c.undecided_since IS NOT NULL ")
@@ -175,19 +201,15 @@ pub(super) async fn receipt_search(
     .bind(after.map(|place| i64::from(place.key.turn)))
     .bind(after.map(|place| i64::from(place.key.position)))
     .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    rows.iter().map(found).collect()
+    .fetch(&store.reader);
+    found_page(store, tenant, rows, limit).await
 }
 
-fn found(row: &SqliteRow) -> Result<FoundCall, StoreError> {
-    let (id, body, input): (String, String, String) = (row.try_get("id")?, row.try_get("body")?, row.try_get("input")?);
-    let output: Option<String> = row.try_get("output")?;
-    Ok(FoundCall {
-        run_id: codec::named("run id", RunId::parse(id))?,
-        uid: RunUid(row.try_get("run_uid")?),
-        call: codec::call(&body, &input, output.as_deref())?,
-    })
+fn found(row: &SqliteRow) -> Result<FoundText, StoreError> {
+    let blobs: Option<String> = row.try_get("blobs")?;
+    let call = CallText::read(row.try_get("body")?, row.try_get("input")?, row.try_get("output")?, blobs.as_deref())?;
+    let id = row.try_get::<Option<String>, _>("id")?.and_then(RunId::parse);
+    Ok(FoundText { run_id: codec::named("run id", id)?, uid: RunUid(row.try_get("run_uid")?), call })
 }
 
 pub(super) async fn audit_list(
@@ -196,12 +218,12 @@ pub(super) async fn audit_list(
     filter: &AuditFilter,
     after: Option<PlaceInTime>,
     limit: u32,
-) -> Result<Vec<AuditRow>, StoreError> {
+) -> Result<Page<AuditRow>, StoreError> {
     let rows: Vec<AuditColumns> = sqlx::query_as(
         "SELECT at, id, actor, action, subject, run_id, detail FROM audit WHERE tenant_id = ?1 \
            AND (?2 IS NULL OR actor = ?2) AND (?3 IS NULL OR action = ?3) \
            AND (?4 IS NULL OR run_id = ?4) AND (?5 IS NULL OR (at, id) < (?5, ?6)) \
-         ORDER BY at DESC, id DESC LIMIT ?7",
+         ORDER BY at DESC, id DESC LIMIT ?7 + 1",
     )
     .bind(tenant.as_str())
     .bind(filter.actor.as_deref())
@@ -212,5 +234,11 @@ pub(super) async fn audit_list(
     .bind(limit)
     .fetch_all(&store.reader)
     .await?;
-    rows.into_iter().map(codec::audit_row).collect()
+    let mut filling = Filling::new(limit);
+    for row in rows {
+        if !filling.take(row.6.len(), codec::audit_row(row)?) {
+            break;
+        }
+    }
+    Ok(filling.page())
 }

@@ -5,10 +5,11 @@ use sqlx::{Sqlite, Transaction};
 
 use super::admin::audit_insert;
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::codec::CallRow;
-use crate::store::rows::{CommitRows, EventRow};
+use crate::store::rows::{CommitRows, EventRow, MessageRow};
 use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The columns of a run that a commit sets. A wish to cancel that the leaving owner has not read makes the run due at
@@ -42,6 +43,7 @@ pub(super) async fn commit_apply(store: &SqliteStore, commits: &[OwnedCommit]) -
         }
         applied.push(took);
     }
+    failpoint::pass("store.commit.uncommitted");
     tx.commit().await?;
     Ok(applied)
 }
@@ -61,6 +63,7 @@ pub(super) async fn run_decide(
     if took {
         rows_insert(&mut tx, (tenant, uid), &rows).await?;
         audit_insert(&mut tx, tenant, audit).await?;
+        failpoint::pass("store.decide.uncommitted");
         tx.commit().await?;
     }
     Ok(took)
@@ -105,14 +108,17 @@ pub(super) async fn rows_insert(
     if let Some((revision, body)) = &rows.binding {
         binding_insert(tx, run, *revision, body).await?;
     }
-    for (position, body) in &rows.messages {
-        message_insert(tx, run, *position, body).await?;
+    for message in &rows.messages {
+        message_insert(tx, run, message).await?;
     }
     for call in &rows.calls {
         call_put(tx, run, call).await?;
     }
     for event in &rows.events {
         event_insert(tx, run, event).await?;
+    }
+    for (digest, body) in rows.blobs.iter() {
+        blob_insert(tx, run, digest, body).await?;
     }
     if rows.terminal {
         secrets_purge(tx, run).await?;
@@ -139,14 +145,14 @@ async fn binding_insert(
 async fn message_insert(
     tx: &mut Transaction<'static, Sqlite>,
     run: (&TenantId, RunUid),
-    position: i64,
-    body: &str,
+    message: &MessageRow,
 ) -> Result<(), StoreError> {
-    sqlx::query("INSERT INTO messages (tenant_id, run_uid, pos, body) VALUES (?1, ?2, ?3, ?4)")
+    sqlx::query("INSERT INTO messages (tenant_id, run_uid, pos, body, blobs) VALUES (?1, ?2, ?3, ?4, ?5)")
         .bind(run.0.as_str())
         .bind(run.1.0)
-        .bind(position)
-        .bind(body)
+        .bind(message.pos)
+        .bind(&message.body)
+        .bind(message.blobs.as_deref())
         .execute(&mut **tx)
         .await?;
     Ok(())
@@ -159,10 +165,12 @@ async fn call_put(
     call: &CallRow,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO calls (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, created_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) \
+        "INSERT INTO calls \
+         (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, blobs, created_at) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
          ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
-         undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output",
+         undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
+         blobs = excluded.blobs",
     )
     .bind(run.0.as_str())
     .bind(run.1.0)
@@ -173,6 +181,7 @@ async fn call_put(
     .bind(&call.input)
     .bind(&call.body)
     .bind(call.output.as_deref())
+    .bind(call.blobs.as_deref())
     .bind(call.created_at)
     .execute(&mut **tx)
     .await?;
@@ -184,15 +193,38 @@ async fn event_insert(
     run: (&TenantId, RunUid),
     row: &EventRow,
 ) -> Result<(), StoreError> {
-    sqlx::query("INSERT INTO events (tenant_id, run_uid, seq, at, kind, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6)")
-        .bind(run.0.as_str())
-        .bind(run.1.0)
-        .bind(row.event.seq)
-        .bind(row.at)
-        .bind(&row.event.kind)
-        .bind(&row.event.body)
-        .execute(&mut **tx)
-        .await?;
+    sqlx::query(
+        "INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    )
+    .bind(run.0.as_str())
+    .bind(run.1.0)
+    .bind(row.event.seq)
+    .bind(row.at)
+    .bind(&row.event.kind)
+    .bind(row.body())
+    .bind(row.blobs.as_deref())
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// A big value that the run has is not written again.
+async fn blob_insert(
+    tx: &mut Transaction<'static, Sqlite>,
+    run: (&TenantId, RunUid),
+    digest: &str,
+    body: &str,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO blobs (tenant_id, run_uid, digest, body) VALUES (?1, ?2, ?3, ?4) \
+         ON CONFLICT (tenant_id, run_uid, digest) DO NOTHING",
+    )
+    .bind(run.0.as_str())
+    .bind(run.1.0)
+    .bind(digest)
+    .bind(body)
+    .execute(&mut **tx)
+    .await?;
     Ok(())
 }
 

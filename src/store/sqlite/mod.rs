@@ -5,6 +5,7 @@ mod commits;
 mod follow;
 mod nodes;
 mod reads;
+mod retention;
 mod runs;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
@@ -21,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use super::wake::Hints;
 use super::{
     AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, PlaceInTime, ReceiptFilter, ReceiptPlace, RunCursor,
-    RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
+    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
+    RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
 use crate::run::call::Call;
 use crate::run::commit::Commit;
@@ -50,6 +52,8 @@ pub(super) struct SqliteStore {
     reader: SqlitePool,
     /// There is nobody to tell, and nobody to hear.
     hints: Hints,
+    /// The tenant that the last claim ended with: among equals the next one's turn it is.
+    turn: Mutex<String>,
     /// Held for as long as the store lives; the system lets go of it when the process dies.
     _lock: File,
 }
@@ -77,7 +81,7 @@ impl SqliteStore {
             .max_lifetime(None)
             .connect_with(options.read_only(true))
             .await?;
-        Ok(Self { writer, reader, hints: Hints::default(), _lock: lock })
+        Ok(Self { writer, reader, hints: Hints::default(), turn: Mutex::default(), _lock: lock })
     }
 
     /// The write transaction: it has the write lock from its start, so it never fails half-way for want of it.
@@ -87,10 +91,11 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 4] = [
+    const FILES: [(i64, &str, &str); 5] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
+        (2_026_113_004, "retention", include_str!("../../../migrations/sqlite/2026113004_retention.sql")),
         (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
     ];
     let migration = |(version, name, sql)| {
@@ -141,7 +146,7 @@ impl RunStore for SqliteStore {
         filter: &RunFilter,
         after: Option<RunCursor>,
         limit: u32,
-    ) -> Result<Vec<RunView>, StoreError> {
+    ) -> Result<Page<RunView>, StoreError> {
         reads::run_list(self, tenant, filter, after, limit).await
     }
 
@@ -170,7 +175,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         from: u32,
         limit: u32,
-    ) -> Result<Vec<Message>, StoreError> {
+    ) -> Result<Page<Message>, StoreError> {
         reads::message_list(self, tenant, uid, from, limit).await
     }
 
@@ -180,7 +185,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         after: Option<(u32, u32)>,
         limit: u32,
-    ) -> Result<Vec<Call>, StoreError> {
+    ) -> Result<Page<Call>, StoreError> {
         reads::receipt_list(self, tenant, uid, after, limit).await
     }
 
@@ -200,7 +205,7 @@ impl RunStore for SqliteStore {
         uid: RunUid,
         after: i64,
         limit: u32,
-    ) -> Result<Vec<StoredEvent>, StoreError> {
+    ) -> Result<Page<StoredEvent>, StoreError> {
         reads::event_list(self, tenant, uid, after, limit).await
     }
 
@@ -252,6 +257,10 @@ impl ExecutorStore for SqliteStore {
         nodes::run_release(self, claim, crashed).await
     }
 
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        nodes::run_revision(self, claim).await
+    }
+
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         nodes::run_due_in(self).await
     }
@@ -283,7 +292,7 @@ impl AdminStore for SqliteStore {
         tenant: &TenantId,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError> {
+    ) -> Result<Page<FoundCall>, StoreError> {
         admin::undecided_list(self, tenant, after, limit).await
     }
 
@@ -293,7 +302,7 @@ impl AdminStore for SqliteStore {
         filter: &ReceiptFilter,
         after: Option<ReceiptPlace>,
         limit: u32,
-    ) -> Result<Vec<FoundCall>, StoreError> {
+    ) -> Result<Page<FoundCall>, StoreError> {
         admin::receipt_search(self, tenant, filter, after, limit).await
     }
 
@@ -303,7 +312,7 @@ impl AdminStore for SqliteStore {
         filter: &AuditFilter,
         after: Option<PlaceInTime>,
         limit: u32,
-    ) -> Result<Vec<AuditRow>, StoreError> {
+    ) -> Result<Page<AuditRow>, StoreError> {
         admin::audit_list(self, tenant, filter, after, limit).await
     }
 }

@@ -118,28 +118,55 @@ pub(super) async fn run_claim(
     slots: u32,
     per_tenant: u32,
 ) -> Result<Vec<Claim>, StoreError> {
-    // The share of a run is how many its tenant would have running with it: the tenant with the least goes first.
+    // The share of a run is how many its tenant would have running with it: the tenant with the least goes first, and
+    // among equals the one whose turn it is.
+    let turn = store.turn.lock().clone();
+    let mut tx = store.write().await?;
     let rows = sqlx::query(concat!(
-        "WITH busy AS (SELECT tenant_id, count(*) AS n FROM runs WHERE owner IS NOT NULL GROUP BY tenant_id), \
-         due AS (SELECT tenant_id, uid, priority, due_at, \
-           row_number() OVER (PARTITION BY tenant_id ORDER BY priority DESC, due_at, uid) AS nth \
-           FROM runs WHERE owner IS NULL AND due_at <= ",
+        "WITH RECURSIVE tenants (tenant_id) AS ( \
+           SELECT * FROM (SELECT tenant_id FROM runs WHERE owner IS NULL AND due_at IS NOT NULL \
+             ORDER BY tenant_id, priority DESC LIMIT 1) \
+           UNION ALL \
+           SELECT (SELECT r.tenant_id FROM runs r WHERE r.owner IS NULL AND r.due_at IS NOT NULL \
+             AND r.tenant_id > t.tenant_id ORDER BY r.tenant_id, r.priority DESC LIMIT 1) \
+           FROM tenants t WHERE t.tenant_id IS NOT NULL), \
+         busy AS MATERIALIZED (SELECT tenant_id, (SELECT count(*) FROM runs r \
+             WHERE r.tenant_id = t.tenant_id AND r.owner IS NOT NULL) AS n \
+           FROM tenants t WHERE tenant_id IS NOT NULL), \
+         due AS (SELECT r.tenant_id, r.uid, busy.n + row_number() OVER \
+             (PARTITION BY r.tenant_id ORDER BY r.priority DESC, r.due_at, r.uid) AS share \
+           FROM busy CROSS JOIN runs r ON r.tenant_id = busy.tenant_id AND r.uid IN ( \
+             SELECT d.uid FROM runs d WHERE d.tenant_id = busy.tenant_id AND d.owner IS NULL AND d.due_at <= ",
         now_ms!(),
-        "), \
-         picked AS (SELECT due.tenant_id, due.uid FROM due LEFT JOIN busy ON busy.tenant_id = due.tenant_id \
-           WHERE COALESCE(busy.n, 0) + due.nth <= ?3 \
-           ORDER BY COALESCE(busy.n, 0) + due.nth, due.priority DESC, due.due_at, due.uid LIMIT ?2) \
-         UPDATE runs SET owner = ?1, fence = fence + 1, due_at = NULL \
-         WHERE (tenant_id, uid) IN (SELECT tenant_id, uid FROM picked) \
-           AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?1 AND dead_at IS NULL) \
-         RETURNING tenant_id, uid, fence"
+        " ORDER BY d.priority DESC, d.due_at, d.uid LIMIT ?1)) \
+         SELECT tenant_id, uid FROM due \
+           WHERE share <= ?2 AND EXISTS (SELECT 1 FROM nodes WHERE node_id = ?4 AND dead_at IS NULL) \
+           ORDER BY share, tenant_id <= ?3, tenant_id LIMIT ?1"
     ))
-    .bind(node.0)
     .bind(slots)
     .bind(per_tenant)
-    .fetch_all(&store.writer)
+    .bind(turn)
+    .bind(node.0)
+    .fetch_all(&mut *tx)
     .await?;
-    rows.iter().map(claim).collect()
+    let mut claims = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let taken = sqlx::query(
+            "UPDATE runs SET owner = ?1, fence = fence + 1, due_at = NULL WHERE tenant_id = ?2 AND uid = ?3 \
+             RETURNING tenant_id, uid, fence",
+        )
+        .bind(node.0)
+        .bind(row.try_get::<String, _>("tenant_id")?)
+        .bind(row.try_get::<uuid::Uuid, _>("uid")?)
+        .fetch_one(&mut *tx)
+        .await?;
+        claims.push(claim(&taken)?);
+    }
+    tx.commit().await?;
+    if let Some(last) = claims.last() {
+        last.tenant.as_str().clone_into(&mut store.turn.lock());
+    }
+    Ok(claims)
 }
 
 fn claim(row: &SqliteRow) -> Result<Claim, StoreError> {
@@ -164,6 +191,16 @@ pub(super) async fn run_release(store: &SqliteStore, claim: &Claim, crashed: boo
     .execute(&store.writer)
     .await?;
     Ok(released.rows_affected() == 1)
+}
+
+pub(super) async fn run_revision(store: &SqliteStore, claim: &Claim) -> Result<Option<i64>, StoreError> {
+    let revision = sqlx::query_scalar("SELECT revision FROM runs WHERE tenant_id = ?1 AND uid = ?2 AND fence = ?3")
+        .bind(claim.tenant.as_str())
+        .bind(claim.uid.0)
+        .bind(claim.fence.0)
+        .fetch_optional(&store.reader)
+        .await?;
+    Ok(revision)
 }
 
 pub(super) async fn run_due_in(store: &SqliteStore) -> Result<Option<i64>, StoreError> {

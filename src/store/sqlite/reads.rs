@@ -1,7 +1,8 @@
 //! What readers see: views, lists, pages.
 
-use sqlx::Row;
+use futures::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{Row, SqliteExecutor};
 
 use super::SqliteStore;
 use super::runs::head_columns;
@@ -9,16 +10,45 @@ use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::ids::{CallId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
-use crate::store::{RunCursor, RunFilter, RunView, SealedSecret, StoreError, StoredEvent, codec};
+use crate::store::blobs::{Bodies, Kept, Wanted, once_more};
+use crate::store::codec::{self, CallText, ViewText};
+use crate::store::page::{Filling, Page};
+use crate::store::{RunCursor, RunFilter, RunView, SealedSecret, StoreError, StoredEvent};
 
-/// The columns of a view; the calls that wait for a person come along as one JSON array of (body, arguments) texts.
+/// The blobs that rows which were read need; no query when they need none.
+pub(super) async fn blob_list(
+    executor: impl SqliteExecutor<'_>,
+    tenant: &TenantId,
+    wanted: &Wanted,
+) -> Result<Bodies, StoreError> {
+    let mut bodies = Bodies::default();
+    if wanted.is_empty() {
+        return Ok(bodies);
+    }
+    let pairs: Vec<[String; 2]> =
+        wanted.iter().map(|(uid, digest)| [uid.0.simple().to_string(), digest.to_owned()]).collect();
+    let rows: Vec<(uuid::Uuid, String, String)> = sqlx::query_as(
+        "SELECT b.run_uid, b.digest, b.body FROM json_each(?2) AS w CROSS JOIN blobs AS b \
+         WHERE b.tenant_id = ?1 AND b.run_uid = unhex(w.value ->> 0) AND b.digest = w.value ->> 1",
+    )
+    .bind(tenant.as_str())
+    .bind(codec::json_text("wanted blobs", &pairs)?)
+    .fetch_all(executor)
+    .await?;
+    for (uid, digest, body) in rows {
+        bodies.insert(RunUid(uid), digest, body);
+    }
+    Ok(bodies)
+}
+
+/// The columns of a view; the calls that wait for a person come along as one JSON array of (body, arguments, blobs).
 macro_rules! select_view {
     () => {
         "SELECT r.uid, r.id, r.spec, r.owner IS NOT NULL AS owned, r.binding_revision, r.status, r.reason, \
            r.revision, r.last_seq, r.attempt, r.crashes, r.state, r.created_at, r.updated_at, r.finished_at, \
            (SELECT b.body FROM bindings b WHERE b.tenant_id = r.tenant_id AND b.run_uid = r.uid \
               AND b.revision = r.binding_revision) AS binding, \
-           (SELECT json_group_array(json_array(c.body, c.input)) FROM (SELECT body, input FROM calls \
+           (SELECT json_group_array(json_array(c.body, c.input, c.blobs)) FROM (SELECT body, input, blobs FROM calls \
               WHERE tenant_id = r.tenant_id AND run_uid = r.uid AND undecided_since IS NOT NULL \
               ORDER BY turn, pos) AS c) AS undecided \
          FROM runs r WHERE r.tenant_id = ?1 "
@@ -30,12 +60,19 @@ pub(super) async fn run_fetch(
     tenant: &TenantId,
     id: &RunId,
 ) -> Result<Option<RunView>, StoreError> {
-    let row = sqlx::query(concat!(select_view!(), "AND r.id = ?2"))
-        .bind(tenant.as_str())
-        .bind(id.as_str())
-        .fetch_optional(&store.reader)
-        .await?;
-    row.as_ref().map(run_view).transpose()
+    once_more(|| async move {
+        let row = sqlx::query(concat!(select_view!(), "AND r.id = ?2"))
+            .bind(tenant.as_str())
+            .bind(id.as_str())
+            .fetch_optional(&store.reader)
+            .await?;
+        let Some(text) = row.as_ref().map(view_text).transpose()? else { return Ok(None) };
+        let mut wanted = Wanted::default();
+        text.want(&mut wanted);
+        let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+        text.decode(&bodies).map(Some)
+    })
+    .await
 }
 
 pub(super) async fn run_list(
@@ -44,8 +81,18 @@ pub(super) async fn run_list(
     filter: &RunFilter,
     after: Option<RunCursor>,
     limit: u32,
-) -> Result<Vec<RunView>, StoreError> {
-    let rows = sqlx::query(concat!(
+) -> Result<Page<RunView>, StoreError> {
+    once_more(|| run_page(store, tenant, filter, after, limit)).await
+}
+
+async fn run_page(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    filter: &RunFilter,
+    after: Option<RunCursor>,
+    limit: u32,
+) -> Result<Page<RunView>, StoreError> {
+    let mut rows = sqlx::query(concat!(
         select_view!(),
         "AND (?2 IS NULL OR r.status = ?2) AND (?3 IS NULL OR r.reason = ?3) \
          AND (?4 IS NULL OR r.created_at >= ?4) AND (?5 IS NULL OR r.created_at < ?5) \
@@ -53,7 +100,7 @@ pub(super) async fn run_list(
            SELECT 1 FROM json_each(r.metadata) AS label \
            WHERE label.key = wanted.value ->> 0 AND label.value = wanted.value ->> 1)) \
          AND (?7 IS NULL OR (r.created_at, r.uid) < (?7, ?8)) \
-         ORDER BY r.created_at DESC, r.uid DESC LIMIT ?9"
+         ORDER BY r.created_at DESC, r.uid DESC LIMIT ?9 + 1"
     ))
     .bind(tenant.as_str())
     .bind(filter.status.as_deref())
@@ -64,27 +111,41 @@ pub(super) async fn run_list(
     .bind(after.map(|cursor| cursor.created_at.as_millis()))
     .bind(after.map(|cursor| cursor.uid.0))
     .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    rows.iter().map(run_view).collect()
+    .fetch(&store.reader);
+    let (mut filling, mut wanted) = (Filling::new(limit), Wanted::default());
+    while let Some(row) = rows.try_next().await? {
+        let text = view_text(&row)?;
+        if !filling.take(text.bytes(), text) {
+            break;
+        }
+    }
+    drop(rows);
+    let page = filling.page();
+    page.iter().for_each(|text| text.want(&mut wanted));
+    let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+    page.try_map(|text| text.decode(&bodies))
 }
 
-fn run_view(row: &SqliteRow) -> Result<RunView, StoreError> {
-    let (id, spec, undecided): (String, String, String) =
-        (row.try_get("id")?, row.try_get("spec")?, row.try_get("undecided")?);
-    let binding: Option<String> = row.try_get("binding")?;
-    let binding: Binding = codec::decode("binding", &codec::named("binding", binding)?)?;
-    let undecided: Vec<(String, String)> = codec::texts("undecided calls", &undecided)?;
-    Ok(RunView {
+fn view_text(row: &SqliteRow) -> Result<ViewText, StoreError> {
+    let (id, spec, state): (String, String, String) = (row.try_get("id")?, row.try_get("spec")?, row.try_get("state")?);
+    let undecided: Vec<(String, String, Option<String>)> =
+        codec::texts("undecided calls", &row.try_get::<String, _>("undecided")?)?;
+    let binding = codec::named("binding", row.try_get::<Option<String>, _>("binding")?)?;
+    let bytes = spec.len() + state.len() + binding.len();
+    let binding: Binding = codec::decode("binding", &binding)?;
+    let calls = undecided.into_iter();
+    let calls = calls.map(|(body, input, blobs)| CallText::read(body, input, None, blobs.as_deref()));
+    let view = RunView {
         uid: RunUid(row.try_get("uid")?),
         id: codec::named("run id", RunId::parse(id))?,
         spec: codec::decode("spec", &spec)?,
         head: head_columns(row)?.decode()?,
         binding_revision: codec::count("binding revision", row.try_get("binding_revision")?)?,
         mcp: binding.mcp,
-        undecided: codec::undecided(undecided.iter().map(|(body, input)| (body.as_str(), input.as_str())))?,
+        undecided: Vec::new(),
         owned: row.try_get("owned")?,
-    })
+    };
+    Ok(ViewText { view, calls: calls.collect::<Result<_, _>>()?, bytes })
 }
 
 pub(super) async fn message_list(
@@ -93,17 +154,31 @@ pub(super) async fn message_list(
     uid: RunUid,
     from: u32,
     limit: u32,
-) -> Result<Vec<Message>, StoreError> {
-    let rows: Vec<String> = sqlx::query_scalar(
-        "SELECT body FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 AND pos >= ?3 ORDER BY pos LIMIT ?4",
-    )
-    .bind(tenant.as_str())
-    .bind(uid.0)
-    .bind(from)
-    .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    rows.iter().map(|body| codec::decode("message", body)).collect()
+) -> Result<Page<Message>, StoreError> {
+    once_more(|| async move {
+        let mut rows = sqlx::query_as::<_, (String, Option<String>)>(
+            "SELECT body, blobs FROM messages \
+             WHERE tenant_id = ?1 AND run_uid = ?2 AND pos >= ?3 ORDER BY pos LIMIT ?4 + 1",
+        )
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .bind(from)
+        .bind(limit)
+        .fetch(&store.reader);
+        let mut filling = Filling::new(limit);
+        while let Some((body, blobs)) = rows.try_next().await? {
+            let text = Kept::alone(body, blobs.as_deref())?;
+            if !filling.take(text.bytes(), text) {
+                break;
+            }
+        }
+        drop(rows);
+        let (page, mut wanted) = (filling.page(), Wanted::default());
+        page.iter().for_each(|text| wanted.add(uid, text));
+        let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+        page.try_map(|text| codec::message(uid, text, &bodies))
+    })
+    .await
 }
 
 pub(super) async fn receipt_list(
@@ -112,19 +187,33 @@ pub(super) async fn receipt_list(
     uid: RunUid,
     after: Option<(u32, u32)>,
     limit: u32,
-) -> Result<Vec<Call>, StoreError> {
-    let rows: Vec<(String, String, Option<String>)> = sqlx::query_as(
-        "SELECT body, input, output FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 AND stage <> 'rejected' \
-           AND (turn, pos) > (?3, ?4) ORDER BY turn, pos LIMIT ?5",
-    )
-    .bind(tenant.as_str())
-    .bind(uid.0)
-    .bind(after.map_or(-1, |(turn, _)| i64::from(turn)))
-    .bind(after.map_or(-1, |(_, position)| i64::from(position)))
-    .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    rows.iter().map(|(body, input, output)| codec::call(body, input, output.as_deref())).collect()
+) -> Result<Page<Call>, StoreError> {
+    once_more(|| async move {
+        let mut rows = sqlx::query_as::<_, (String, String, Option<String>, Option<String>)>(
+            "SELECT body, input, output, blobs FROM calls \
+             WHERE tenant_id = ?1 AND run_uid = ?2 AND stage <> 'rejected' AND (turn, pos) > (?3, ?4) \
+             ORDER BY turn, pos LIMIT ?5 + 1",
+        )
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .bind(after.map_or(-1, |(turn, _)| i64::from(turn)))
+        .bind(after.map_or(-1, |(_, position)| i64::from(position)))
+        .bind(limit)
+        .fetch(&store.reader);
+        let mut filling = Filling::new(limit);
+        while let Some((body, input, output, blobs)) = rows.try_next().await? {
+            let text = CallText::read(body, input, output, blobs.as_deref())?;
+            if !filling.take(text.bytes(), text) {
+                break;
+            }
+        }
+        drop(rows);
+        let (page, mut wanted) = (filling.page(), Wanted::default());
+        page.iter().for_each(|text| text.want(uid, &mut wanted));
+        let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+        page.try_map(|text| text.decode(uid, &bodies))
+    })
+    .await
 }
 
 /// Labels are kept inside the document, so those of one turn are read; a turn has few.
@@ -135,17 +224,28 @@ pub(super) async fn receipt_fetch(
     turn: u32,
     call_id: &CallId,
 ) -> Result<Option<Call>, StoreError> {
-    let rows: Vec<(String, String, Option<String>)> = sqlx::query_as(
-        "SELECT body, input, output FROM calls \
-         WHERE tenant_id = ?1 AND run_uid = ?2 AND turn = ?3 AND stage <> 'rejected' ORDER BY pos",
-    )
-    .bind(tenant.as_str())
-    .bind(uid.0)
-    .bind(i64::from(turn))
-    .fetch_all(&store.reader)
-    .await?;
-    let mut calls = rows.iter().map(|(body, input, output)| codec::call(body, input, output.as_deref()));
-    calls.find(|call| call.as_ref().map_or(true, |call| call.call_id == *call_id)).transpose()
+    once_more(|| async move {
+        let rows: Vec<(String, String, Option<String>, Option<String>)> = sqlx::query_as(
+            "SELECT body, input, output, blobs FROM calls \
+             WHERE tenant_id = ?1 AND run_uid = ?2 AND turn = ?3 AND stage <> 'rejected' ORDER BY pos",
+        )
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .bind(i64::from(turn))
+        .fetch_all(&store.reader)
+        .await?;
+        for (body, input, output, blobs) in rows {
+            let text = CallText::read(body, input, output, blobs.as_deref())?;
+            if text.is_named(call_id)? {
+                let mut wanted = Wanted::default();
+                text.want(uid, &mut wanted);
+                let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+                return text.decode(uid, &bodies).map(Some);
+            }
+        }
+        Ok(None)
+    })
+    .await
 }
 
 pub(super) async fn event_list(
@@ -154,17 +254,31 @@ pub(super) async fn event_list(
     uid: RunUid,
     after: i64,
     limit: u32,
-) -> Result<Vec<StoredEvent>, StoreError> {
-    let rows: Vec<(i64, String, String)> = sqlx::query_as(
-        "SELECT seq, kind, body FROM events WHERE tenant_id = ?1 AND run_uid = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4",
-    )
-    .bind(tenant.as_str())
-    .bind(uid.0)
-    .bind(after)
-    .bind(limit)
-    .fetch_all(&store.reader)
-    .await?;
-    Ok(rows.into_iter().map(|(seq, kind, body)| StoredEvent { seq, kind, body }).collect())
+) -> Result<Page<StoredEvent>, StoreError> {
+    once_more(|| async move {
+        let mut rows = sqlx::query_as::<_, (i64, String, String, Option<String>)>(
+            "SELECT seq, kind, body, blobs FROM events \
+             WHERE tenant_id = ?1 AND run_uid = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4 + 1",
+        )
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .bind(after)
+        .bind(limit)
+        .fetch(&store.reader);
+        let mut filling = Filling::new(limit);
+        while let Some((seq, kind, body, blobs)) = rows.try_next().await? {
+            let text = Kept::alone(body, blobs.as_deref())?;
+            if !filling.take(text.bytes(), (seq, kind, text)) {
+                break;
+            }
+        }
+        drop(rows);
+        let (page, mut wanted) = (filling.page(), Wanted::default());
+        page.iter().for_each(|(_, _, text)| wanted.add(uid, text));
+        let bodies = blob_list(&store.reader, tenant, &wanted).await?;
+        page.try_map(|(seq, kind, text)| Ok(StoredEvent { seq, kind, body: text.whole(uid, &bodies)? }))
+    })
+    .await
 }
 
 pub(super) async fn secret_list(

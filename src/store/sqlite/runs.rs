@@ -4,13 +4,16 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, Sqlite, Transaction};
 
 use super::commits::rows_insert;
+use super::reads::blob_list;
 use super::{SqliteStore, now_ms};
+use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
-use crate::store::codec::{self, HeadColumns};
+use crate::store::blobs::{Kept, Wanted};
+use crate::store::codec::{self, CallText, HeadColumns};
 use crate::store::rows::CommitRows;
 use crate::store::{Admission, Admitted, KeptAnswer, KeptRequest, Loaded, SealedSecret, StoreError};
 
@@ -27,9 +30,9 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
             .map(Admitted::KeyUsed)
             .ok_or(StoreError::Corrupt { what: "idempotency key", detail: "in the way, and not there".to_owned() });
     }
-    if !run_insert(&mut tx, admission, &rows).await? {
+    let Some(taken) = run_insert(&mut tx, admission, &rows).await? else {
         return Ok(Admitted::RunExists);
-    }
+    };
     let run = (&admission.tenant, admission.uid);
     rows_insert(&mut tx, run, &rows).await?;
     if !rows.terminal {
@@ -37,18 +40,19 @@ pub(super) async fn run_admit(store: &SqliteStore, admission: &Admission) -> Res
             secret_insert(&mut tx, run, secret).await?;
         }
     }
+    failpoint::pass("store.admit.uncommitted");
     tx.commit().await?;
-    Ok(Admitted::Created)
+    Ok(if taken || rows.lets_go || admission.owner.is_none() { Admitted::Created } else { Admitted::NotTaken })
 }
 
-/// `false`: the id is taken.
+/// Whether a node took it. `None`: the id is taken.
 async fn run_insert(
     tx: &mut Transaction<'static, Sqlite>,
     admission: &Admission,
     rows: &CommitRows,
-) -> Result<bool, StoreError> {
+) -> Result<Option<bool>, StoreError> {
     // A node that was taken for dead gets no run: nobody would free it.
-    let inserted = sqlx::query(concat!(
+    let taken = sqlx::query_scalar(concat!(
         "INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, attempt, \
            crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
          SELECT ?1, ?2, ?3, ?4, ?5, 1, owner IS NOT NULL, ?6, owner, \
@@ -56,7 +60,7 @@ async fn run_insert(
         now_ms!(),
         " END, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16 \
          FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = ?17 AND dead_at IS NULL) AS owner) AS taker \
-         WHERE true ON CONFLICT (tenant_id, id) DO NOTHING"
+         WHERE true ON CONFLICT (tenant_id, id) DO NOTHING RETURNING owner IS NOT NULL"
     ))
     .bind(admission.tenant.as_str())
     .bind(admission.uid.0)
@@ -76,9 +80,9 @@ async fn run_insert(
     .bind(rows.finished_at)
     .bind(if rows.lets_go { None } else { admission.owner.map(|node| node.0) })
     .bind(if rows.lets_go { rows.due_in } else { Some(0) })
-    .execute(&mut **tx)
+    .fetch_optional(&mut **tx)
     .await?;
-    Ok(inserted.rows_affected() == 1)
+    Ok(taken)
 }
 
 async fn secret_insert(
@@ -185,14 +189,14 @@ pub(super) async fn run_load(
     .fetch_optional(&mut *tx)
     .await?;
     let Some(head) = head else { return Ok(None) };
-    let messages: Vec<String> =
-        sqlx::query_scalar("SELECT body FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 ORDER BY pos")
+    let messages: Vec<(String, Option<String>)> =
+        sqlx::query_as("SELECT body, blobs FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 ORDER BY pos")
             .bind(tenant.as_str())
             .bind(uid.0)
             .fetch_all(&mut *tx)
             .await?;
-    let calls: Vec<(String, String, Option<String>)> = sqlx::query_as(
-        "SELECT body, input, output FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 \
+    let calls: Vec<(String, String, Option<String>, Option<String>)> = sqlx::query_as(
+        "SELECT body, input, output, blobs FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 \
            AND (undecided_since IS NOT NULL \
              OR turn = (SELECT max(turn) FROM calls WHERE tenant_id = ?1 AND run_uid = ?2)) \
          ORDER BY turn, pos",
@@ -201,14 +205,24 @@ pub(super) async fn run_load(
     .bind(uid.0)
     .fetch_all(&mut *tx)
     .await?;
+    let (mut wanted, mut message_texts, mut call_texts) = (Wanted::default(), Vec::new(), Vec::new());
+    for (body, blobs) in messages {
+        let text = Kept::alone(body, blobs.as_deref())?;
+        wanted.add(uid, &text);
+        message_texts.push(text);
+    }
+    for (body, input, output, blobs) in calls {
+        let text = CallText::read(body, input, output, blobs.as_deref())?;
+        text.want(uid, &mut wanted);
+        call_texts.push(text);
+    }
+    let bodies = blob_list(&mut *tx, tenant, &wanted).await?;
     tx.commit().await?;
     let mut loaded = loaded(tenant, uid, &head)?;
     let envelope = &mut loaded.envelope;
-    envelope.messages = messages.iter().map(|body| codec::decode("message", body)).collect::<Result<_, _>>()?;
-    envelope.calls = codec::last_calls(
-        envelope.head.state.turns,
-        calls.iter().map(|(body, input, output)| (body.as_str(), input.as_str(), output.as_deref())),
-    )?;
+    let messages = message_texts.into_iter().map(|message| codec::message(uid, message, &bodies));
+    envelope.messages = messages.collect::<Result<_, _>>()?;
+    envelope.calls = codec::last_calls(envelope.head.state.turns, uid, call_texts, &bodies)?;
     Ok(Some(loaded))
 }
 
@@ -228,6 +242,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &SqliteRow) -> Result<Loaded, Sto
         messages,
         calls: Vec::new(),
         leg: crate::run::envelope::Leg::Outside,
+        room: usize::MAX,
     };
     Ok(Loaded {
         envelope,

@@ -1,7 +1,18 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod counterparts;
+mod dice;
+mod failpoints;
+mod judge;
+mod leaving;
 mod nodes;
+mod pauses;
+mod rooms;
 mod silence;
+mod site;
+mod soak;
+mod takeover;
+mod writes;
 
 use std::sync::Arc;
 use std::time::Duration;

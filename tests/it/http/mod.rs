@@ -10,4 +10,5 @@ mod probes;
 mod reconcile;
 mod records;
 mod resume;
+mod retention;
 mod streams;

@@ -4,6 +4,7 @@ mod cancel;
 mod catalog;
 mod deaf;
 mod demo;
+mod limits;
 mod outcomes;
 mod pool;
 mod real;

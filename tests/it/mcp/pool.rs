@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use countersign::mcp::{McpPool, McpTarget, PoolSettings};
-use countersign::run::ids::{RunUid, TenantId};
+use countersign::run::ids::{Fence, RunUid, TenantId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -89,14 +89,15 @@ async fn b106_b109_a_private_connection_ends_with_its_run_and_a_shared_one_stays
     let pool = pool();
     let shared = target(&fake.url());
     let run = RunUid(Uuid::new_v4());
-    let private = McpTarget { private_to: Some(run), ..shared.clone() };
+    let private = McpTarget { private_to: Some((run, Fence(1))), ..shared.clone() };
     use_as(&pool, "acme", &shared).await;
     use_as(&pool, "acme", &private).await;
     use_as(&pool, "acme", &private).await;
     assert_eq!(fake.count("initialize"), 2);
-    pool.release_run(RunUid(Uuid::new_v4())).await;
-    assert_eq!(fake.count_http("DELETE"), 0);
-    pool.release_run(run).await;
+    pool.release_run(RunUid(Uuid::new_v4()), Fence(1)).await;
+    pool.release_run(run, Fence(0)).await;
+    assert_eq!(fake.count_http("DELETE"), 0, "a drive that lost the run long ago leaves its successor's alone");
+    pool.release_run(run, Fence(1)).await;
     assert_eq!((fake.count_http("DELETE"), pool.open_connections()), (1, 1));
     use_as(&pool, "acme", &shared).await;
     assert_eq!(fake.count("initialize"), 2);

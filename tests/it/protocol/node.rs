@@ -52,6 +52,8 @@ impl Protocol {
             Step::BeginLeg => self.decide(world, node, Fact::LegBegan),
             Step::CheckCatalog => self.decide(world, node, catalog_read(&run)),
             Step::AskModel | Step::AwaitCalls => {}
+            // There is always room in this world: the limit is another matter.
+            Step::AwaitRoom => self.decide(world, node, Fact::RoomCame),
             // An owner lets go of a run with the commit that brings it to rest: it never finds one at rest.
             Step::Rest | Step::Cancel => {
                 world.note(Fault::Refused);

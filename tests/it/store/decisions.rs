@@ -106,9 +106,9 @@ async fn not_left(database: Database) {
     let next = run.become_(Status::Queued, countersign::run::commit::Next::Due(at(0)));
     let rows = std::slice::from_ref(&audit);
     assert!(!store.run_decide(&run.tenant, run.uid, Fence(9), &next, rows).await.unwrap());
-    assert_eq!(store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap(), []);
+    assert_eq!(store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap().rows, []);
     assert!(store.run_decide(&run.tenant, run.uid, Fence(1), &next, rows).await.unwrap());
-    assert_eq!(store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap(), rows);
+    assert_eq!(store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap().rows, rows);
 }
 
 async fn audited(database: Database) {
@@ -133,5 +133,5 @@ async fn audited(database: Database) {
     assert_eq!(list(AuditFilter { actor: Some("bob".to_owned()), ..all() }, None, 10).await, [3, 2]);
     assert_eq!(list(AuditFilter { action: Some("a.x".to_owned()), ..all() }, None, 10).await, [3, 1]);
     assert_eq!(list(AuditFilter { run_id: Some("r".to_owned()), ..all() }, None, 10).await, [3]);
-    assert_eq!(store.audit_list(&tenant("globex"), &all(), None, 10).await.unwrap(), []);
+    assert_eq!(store.audit_list(&tenant("globex"), &all(), None, 10).await.unwrap().rows, []);
 }

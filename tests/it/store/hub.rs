@@ -78,3 +78,23 @@ async fn nothing_is_left_of_what_nobody_reads() {
     drop((two, of_tenant));
     assert_eq!(hub.followed(), (0, 0));
 }
+
+#[tokio::test]
+async fn what_an_owner_commits_is_not_told_before_the_decision_that_made_the_run_due() {
+    let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
+    let (mut reader, mut tenant) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe_tenant(&run.tenant));
+    let announced = hub.announce(&run.tenant, run.uid);
+    let fails = hub.announce(&run.tenant, run.uid);
+    hub.publish(&run.tenant, run.uid, &[run.event(2)]).unwrap();
+    let other = Draft::new("acme", "r-2");
+    hub.publish(&other.tenant, other.uid, &[other.event(7)]).unwrap();
+    assert_eq!(seq(&heard(&mut tenant).await), Some(7), "other runs go on");
+    announced.tell(&[run.event(1)]).unwrap();
+    hub.publish(&run.tenant, run.uid, &[run.event(3)]).unwrap();
+    drop(fails);
+    hub.publish(&run.tenant, run.uid, &[run.event(4)]).unwrap();
+    for wanted in 1..=4 {
+        assert_eq!(seq(&heard(&mut reader).await), Some(wanted));
+        assert_eq!(seq(&heard(&mut tenant).await), Some(wanted));
+    }
+}

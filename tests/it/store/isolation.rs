@@ -34,6 +34,7 @@ async fn isolation(database: Database) {
     assert!(!store.cancel_request(&other, run.uid, &actor("eve")).await.unwrap());
     let mut claim = run.claim(1);
     claim.tenant = other.clone();
+    assert_eq!(store.run_revision(&claim).await.unwrap(), None);
     assert!(!store.run_release(&claim, false).await.unwrap());
     let next = run.clone().next();
     assert!(!apply(&*store, &claim, &next).await);

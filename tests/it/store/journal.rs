@@ -68,6 +68,9 @@ impl ExecutorStore for Watched {
     async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
         self.store.wishes_take(claim).await
     }
+    async fn run_revision(&self, claim: &Claim) -> Result<Option<i64>, StoreError> {
+        self.store.run_revision(claim).await
+    }
     async fn run_due_in(&self) -> Result<Option<i64>, StoreError> {
         self.store.run_due_in().await
     }
@@ -192,7 +195,7 @@ async fn order(database: Database) {
     });
     let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
     let stored = store.event_list(&run.tenant, run.uid, 1, 10).await.unwrap();
-    assert_eq!(stored, [(*event).clone()], "what was told is stored");
+    assert_eq!(stored.rows, [(*event).clone()], "what was told is stored");
     answered.await.unwrap().unwrap();
 
     assert_eq!(heard(&mut lost_reader).await, Heard::Event(event));

@@ -1,11 +1,13 @@
 //! Claims, beats, takeovers, due times, wishes.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use countersign::run::commit::Next;
 use countersign::run::ids::{Fence, NodeId};
 use countersign::run::status::{Status, SuspendReason};
 use countersign::store::{Beat, Claim, Store};
+use sqlx::{Connection as _, Executor as _};
 use uuid::Uuid;
 
 use super::draft::{Draft, actor, apply, at, node};
@@ -13,6 +15,8 @@ use crate::support::database::{Database, both_stores, eventually};
 
 both_stores! {
     claims_are_fair_across_tenants => fairness,
+    no_tenant_waits_longer_than_its_share => shares,
+    what_somebody_decides_at_this_moment_is_not_waited_for => decided_now,
     a_tenant_never_runs_more_than_its_limit => tenant_limit,
     inside_a_tenant_priority_goes_first_then_who_waits_longest => order,
     claimers_at_once_never_take_one_run_twice => claims_at_once,
@@ -60,6 +64,57 @@ async fn fairness(database: Database) {
     let rest = store.run_claim(node, 100, 100).await.unwrap();
     assert_counts(&rest, &[("flood", 16)]);
     assert_eq!(store.run_claim(node, 100, 100).await.unwrap(), []);
+}
+
+/// Runs that end as soon as they are claimed, on nodes with one, three or more free slots: whoever floods is always the
+/// one who waits longest, and gets no more than the others for it.
+async fn shares(database: Database) {
+    const TENANTS: usize = 8;
+    let store = database.open().await;
+    let node = node(&*store).await;
+    for slots in [1, 3, 20] {
+        let mut runs = std::collections::HashMap::new();
+        let floods = std::iter::repeat_n(0, 40);
+        let others = (1..TENANTS).flat_map(|tenant| [tenant; 3]);
+        for (nth, tenant) in floods.chain(others).enumerate() {
+            let mut run = Draft::new(&format!("t-{tenant}"), &format!("r-{slots}-{nth}"));
+            run.admit(&*store).await;
+            runs.insert(run.uid, run);
+        }
+        let mut claimed = Vec::new();
+        while claimed.len() < runs.len() {
+            let claims = store.run_claim(node, u32::try_from(slots).unwrap(), 100).await.unwrap();
+            assert!(!claims.is_empty());
+            for claim in claims {
+                let run = runs.get_mut(&claim.uid).unwrap();
+                assert!(apply(&*store, &claim, &run.become_(Status::Completed, Next::Rest)).await);
+                claimed.push(claim.tenant.to_string());
+            }
+        }
+        for tenant in 1..TENANTS {
+            let places = claimed.iter().enumerate().filter(|(_, of)| **of == format!("t-{tenant}"));
+            for (nth, (place, _)) in places.enumerate() {
+                let share = (nth + 1) * TENANTS + slots;
+                assert!(place < share, "{slots} slots: run {nth} of t-{tenant} came {place}.");
+            }
+        }
+    }
+}
+
+async fn decided_now(database: Database) {
+    if !database.is_postgres() {
+        // One writer: nobody decides at the same moment.
+        return;
+    }
+    let store = database.open().await;
+    let node = node(&*store).await;
+    admit_many(&*store, "acme", 3).await;
+    let mut deciding = sqlx::PgConnection::connect(&database.url).await.unwrap();
+    deciding.execute("BEGIN; SELECT 1 FROM runs WHERE id = 'r-1' FOR UPDATE").await.unwrap();
+    let claims = tokio::time::timeout(Duration::from_secs(5), store.run_claim(node, 10, 10)).await.unwrap().unwrap();
+    assert_counts(&claims, &[("acme", 2)]);
+    deciding.execute("COMMIT").await.unwrap();
+    assert_counts(&store.run_claim(node, 10, 10).await.unwrap(), &[("acme", 1)]);
 }
 
 async fn tenant_limit(database: Database) {
@@ -129,7 +184,10 @@ async fn takeover(database: Database) {
     assert!(!apply(&*store, &mine, &run.clone().next()).await, "nobody owns it");
 
     let second = node(&*store).await;
+    assert_eq!(store.run_revision(&mine).await.unwrap(), Some(run.head.revision));
     assert_eq!(store.run_claim(second, 10, 10).await.unwrap(), [run.claim(2)]);
+    assert_eq!(store.run_revision(&mine).await.unwrap(), None, "another fence");
+    assert_eq!(store.run_revision(&run.claim(2)).await.unwrap(), Some(run.head.revision));
     assert!(!apply(&*store, &mine, &run.clone().next()).await, "somebody else owns it");
     assert!(!store.run_release(&mine, false).await.unwrap());
     assert!(apply(&*store, &run.claim(2), &run.next()).await);

@@ -1,6 +1,7 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
+mod blobs;
 mod decisions;
 mod draft;
 mod fencing;
@@ -11,4 +12,5 @@ mod journal;
 mod leases;
 mod pages;
 mod payloads;
+mod retention;
 mod schema;

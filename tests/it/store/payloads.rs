@@ -73,7 +73,7 @@ async fn exact(database: Database) {
         assert_eq!(loaded.head, run.head);
         assert_eq!(loaded.calls, commit.calls_made);
         assert_eq!(loaded.messages[1], commit.messages[0]);
-        assert_eq!(store.receipt_list(&run.tenant, run.uid, None, 10).await.unwrap(), commit.calls_made);
+        assert_eq!(store.receipt_list(&run.tenant, run.uid, None, 10).await.unwrap().rows, commit.calls_made);
         let view = store.run_fetch(&run.tenant, &run.id).await.unwrap().unwrap();
         assert_eq!(view.undecided[0].input, value);
         let events = store.event_list(&run.tenant, run.uid, 1, 1).await.unwrap();

@@ -135,6 +135,11 @@ impl Database {
         dump
     }
 
+    /// How many model turns are committed in it.
+    pub(crate) async fn turns(&self) -> i64 {
+        self.count("SELECT count(*) FROM messages WHERE CAST(body AS text) LIKE '%\"role\":\"assistant\"%'").await
+    }
+
     pub(crate) fn is_postgres(&self) -> bool {
         matches!(self.kind, Kind::Postgres { .. })
     }

@@ -30,6 +30,8 @@ pub(crate) enum Reply {
     Reset,
     /// A 200 with JSON whose body stops in the middle.
     HalfBody,
+    /// A 200 with a JSON text of that many mebibytes, written piece by piece.
+    Flood(usize),
     /// Nothing, until the client goes away.
     Silence,
     /// The reply, once the test says so.
@@ -348,6 +350,15 @@ async fn write_reply(
         Reply::HalfBody => {
             let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 500\r\n\r\n{\"jsonrpc\":";
             write(stream, head).await;
+            return false;
+        }
+        Reply::Flood(mebibytes) => {
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n";
+            let mut goes_on = write(stream, &format!("{head}{{\"jsonrpc\":\"2.0\",\"result\":\"")).await;
+            let piece = "x".repeat(1 << 20);
+            for _ in 0..mebibytes {
+                goes_on = goes_on && write(stream, &piece).await;
+            }
             return false;
         }
         Reply::Silence => {

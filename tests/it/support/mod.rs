@@ -1,8 +1,10 @@
 //! What several tests share.
 
+pub(crate) mod cluster;
 pub(crate) mod counterparts;
 pub(crate) mod database;
 pub(crate) mod fake_mcp;
+pub(crate) mod flaky_store;
 pub(crate) mod process;
 pub(crate) mod product;
 pub(crate) mod proxy;

@@ -54,6 +54,15 @@ impl Process {
         process
     }
 
+    /// Starts what `command` builds for a free port; what it said, when it ended before its port answered.
+    pub(crate) async fn try_start(command: impl Fn(u16) -> Command) -> Result<Self, String> {
+        let mut process = Self::spawn(free_port(), &command);
+        match process.ready().await {
+            Ok(()) => Ok(process),
+            Err(fault) => Err(format!("{fault}\n{}", process.output())),
+        }
+    }
+
     fn spawn(port: u16, command: &impl Fn(u16) -> Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the log");
         let log = folder.path().join("output.log");
@@ -106,6 +115,11 @@ impl Process {
             assert!(Instant::now() < deadline, "it does not end: {}", self.output());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("the state of the child").is_some()
     }
 
     /// What it printed so far.

@@ -24,6 +24,17 @@ const MASTER_KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// The variable that says how the servers under test wake each other: `notify` or `off`.
 const WAKE: &str = "COUNTERSIGN_TEST_WAKE";
 
+/// Settings beside, or instead of, the usual ones.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options(Vec<(String, String)>);
+
+impl Options {
+    pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.0.push((name.to_owned(), value.into()));
+        self
+    }
+}
+
 /// A running server.
 pub(crate) struct Product {
     process: Process,
@@ -33,22 +44,50 @@ pub(crate) struct Product {
 impl Product {
     /// Starts `countersign serve` on this database and waits until it is ready.
     pub(crate) async fn start(database: &Database) -> Self {
-        Self::start_with(&database.url, &[]).await
+        Self::start_as(&database.url, &Options::default()).await
     }
 
-    /// The same on a database of this address, with these settings besides.
-    pub(crate) async fn start_with(database: &str, settings: &[(&str, &str)]) -> Self {
-        let process = Process::start(|port| serve(port, database, settings)).await;
-        let product = Self { process, http: reqwest::Client::new() };
+    /// The same on the database at this address, with these settings besides.
+    pub(crate) async fn start_with(url: &str, settings: &[(&str, &str)]) -> Self {
+        let options = settings.iter().fold(Options::default(), |options, (name, value)| options.with(name, *value));
+        Self::start_as(url, &options).await
+    }
+
+    /// The same with other settings.
+    pub(crate) async fn start_as(url: &str, options: &Options) -> Self {
+        let process = Process::start(|port| serve(port, url, options)).await;
+        let mut product = Self { process, http: reqwest::Client::new() };
+        if let Err(fault) = product.ready().await {
+            panic!("{fault}");
+        }
+        product
+    }
+
+    /// The same for one that may die before it is ready; then what it said.
+    pub(crate) async fn try_start(url: &str, options: &Options) -> Result<Self, String> {
+        let process = Process::try_start(|port| serve(port, url, options)).await?;
+        let mut product = Self { process, http: reqwest::Client::new() };
+        product.ready().await?;
+        Ok(product)
+    }
+
+    async fn ready(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            let ready = product.http.get(product.process.url("/readyz")).send().await;
+            let ready = self.http.get(self.process.url("/readyz")).send().await;
             if ready.is_ok_and(|answer| answer.status() == StatusCode::OK) {
-                return product;
+                return Ok(());
             }
-            assert!(Instant::now() < deadline, "not ready: {}", product.process.output());
+            if self.process.has_ended() || Instant::now() > deadline {
+                return Err(format!("not ready: {}", self.process.output()));
+            }
             sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.has_ended()
     }
 
     /// `kill -9`.
@@ -76,11 +115,33 @@ impl Product {
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Response {
-        let mut request = self.http.request(method, self.url(path)).bearer_auth(token("acme", "admin"));
+        self.send_as("acme", method, path, body).await
+    }
+
+    /// The same as another tenant's administrator.
+    pub(crate) async fn send_as(&self, tenant: &str, method: Method, path: &str, body: Option<&Value>) -> Response {
+        let mut request = self.http.request(method, self.url(path)).bearer_auth(token(tenant, "admin"));
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
         }
         request.send().await.unwrap()
+    }
+
+    /// Asks for this tenant with a key, when there is one; whatever is answered, or that nothing was.
+    pub(crate) async fn try_send(&self, ask: &Ask<'_>) -> Result<(u16, Value), String> {
+        let mut request = self.http.request(ask.method.clone(), self.url(ask.path));
+        request = request.bearer_auth(token(ask.tenant, "admin")).timeout(ask.patience);
+        if let Some(key) = ask.key {
+            request = request.header("idempotency-key", key);
+        }
+        if let Some(body) = ask.body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let answer = request.send().await.map_err(|fault| fault.to_string())?;
+        let status = answer.status().as_u16();
+        let text = answer.text().await.map_err(|fault| fault.to_string())?;
+        let body = if text.is_empty() { Ok(Value::Null) } else { serde_json::from_str(&text) };
+        Ok((status, body.map_err(|fault| format!("{fault}: {text}"))?))
     }
 
     pub(crate) async fn get(&self, path: &str) -> Value {
@@ -125,6 +186,17 @@ impl Product {
     }
 }
 
+/// One request of a client that copes with a server that dies.
+pub(crate) struct Ask<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) method: Method,
+    pub(crate) path: &'a str,
+    pub(crate) body: Option<&'a Value>,
+    pub(crate) key: Option<&'a str>,
+    /// How long an answer is waited for.
+    pub(crate) patience: Duration,
+}
+
 async fn json_of(answer: Response) -> Value {
     let text = answer.text().await.unwrap();
     serde_json::from_str(&text).unwrap_or_else(|fault| panic!("{fault}: {text}"))
@@ -136,7 +208,7 @@ pub(crate) fn wake() -> String {
     std::env::var(WAKE).unwrap_or_else(|_| "notify".to_owned())
 }
 
-fn serve(port: u16, database: &str, settings: &[(&str, &str)]) -> Command {
+fn serve(port: u16, database: &str, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_countersign"));
     command.arg("serve").env_clear().envs([
         ("COUNTERSIGN_DATABASE_URL", database),
@@ -151,7 +223,7 @@ fn serve(port: u16, database: &str, settings: &[(&str, &str)]) -> Command {
         ("COUNTERSIGN_DRAIN_S", "5"),
         ("COUNTERSIGN_WAKE", &wake()),
     ]);
-    command.envs(settings.iter().copied());
+    command.envs(options.0.iter().map(|(name, value)| (name, value)));
     command
 }
 

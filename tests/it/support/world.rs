@@ -92,7 +92,7 @@ impl World {
     /// The receipts of a run.
     pub(crate) async fn receipts(&self, id: &str) -> Vec<Call> {
         let view = self.view(&run_id(id)).await;
-        self.app.store.receipt_list(&asker().tenant, view.uid, None, 1000).await.unwrap()
+        self.app.store.receipt_list(&asker().tenant, view.uid, None, 1000).await.unwrap().rows
     }
 
     /// The run once it is terminal or suspended.

@@ -24,6 +24,8 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let asked = begun();
     let calling = after(asked.clone(), vec![ended(&asked, turn("", &[("call_1", "charge")]))]);
     let crashed = reloaded(&calling);
+    let full = Envelope { room: 0, ..asked.clone() };
+    let roomless = after(full.clone(), vec![ended(&full, turn("", &[("call_1", "charge")]))]);
     let held = after(crashed.clone(), vec![Fact::LegBegan]);
     let authorized = after(held.clone(), vec![resume(&held, &["call_1"])]);
     let checking = after(reloaded(&asked), vec![Fact::LegBegan]);
@@ -33,6 +35,9 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("asking", asked.clone()),
         ("calling", calling.clone()),
         ("crashed while calling", crashed),
+        ("no room", roomless.clone()),
+        ("room", Envelope { room: 1, ..roomless.clone() }),
+        ("crashed without room", reloaded(&roomless)),
         ("held", held),
         ("authorized", reloaded(&authorized)),
         ("checking catalog", checking),
@@ -58,6 +63,8 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("model failed", Fact::ModelFailed { error: error(), retry: false }),
         ("call done", done(key(1, 0))),
         ("call lost", unknown(key(1, 0))),
+        ("room came", Fact::RoomCame),
+        ("turn unstorable", Fact::TurnUnstorable { usage: turn("", &[]).usage }),
         ("resumed", resume(run, &[])),
         ("resumed, retry", resume(run, &["call_1"])),
         ("resumed, changed", resume_with(changed.clone(), &[], CatalogPolicy::Stop)),

@@ -23,10 +23,13 @@ struct Chance {
     pick: u8,
     /// The process dies before the commit is stored, or right after it.
     dies: u8,
+    /// How many calls may leave.
+    room: usize,
 }
 
 fn chances() -> impl Strategy<Value = Vec<Chance>> {
-    prop::collection::vec((any::<u8>(), any::<u8>()).prop_map(|(pick, dies)| Chance { pick, dies }), 1..120)
+    let chance = (any::<u8>(), any::<u8>(), 0..4_usize).prop_map(|(pick, dies, room)| Chance { pick, dies, room });
+    prop::collection::vec(chance, 1..120)
 }
 
 /// The store and the counterparts: what is durable, and what really happened.
@@ -89,6 +92,8 @@ impl World {
             self.memory = reloaded(&self.stored);
             return;
         }
+        assert!(commit.sends.len() <= self.memory.room, "no call leaves without room");
+        assert!(self.memory.executing() <= 2, "the run's own limit holds");
         for key in &commit.sends {
             self.happens(*key);
         }
@@ -127,6 +132,7 @@ impl World {
 
     fn turn(&mut self, chance: &Chance) {
         let (pick, dies) = (usize::from(chance.pick), chance.dies);
+        self.memory.room = chance.room;
         match next(&self.memory) {
             Step::BeginLeg => self.step(Fact::LegBegan, dies),
             Step::CheckCatalog if pick % 7 == 0 => {
@@ -139,6 +145,11 @@ impl World {
                 self.step(fact, dies);
             }
             Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
+            Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
+            Step::AwaitRoom => {
+                assert!(self.executing().is_empty(), "calls that are out are waited for");
+                self.step(Fact::RoomCame, dies);
+            }
             Step::AwaitCalls => {
                 let out: Vec<CallKey> = self.executing();
                 let key = out[pick % out.len()];
@@ -216,7 +227,7 @@ proptest! {
         }
         // Whatever happened, the run can end: from here on everything answers and everything is authorized.
         for _ in 0..60 {
-            world.turn(&Chance { pick: 6, dies: 255 });
+            world.turn(&Chance { pick: 6, dies: 255, room: 2 });
         }
         let status = world.memory.head.status;
         prop_assert!(status.is_terminal(), "{status:?} {:?}", next(&world.memory));
