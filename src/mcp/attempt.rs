@@ -37,7 +37,7 @@ pub(super) enum Stage {
 pub(super) struct HttpRefusal {
     /// The status.
     pub(super) status: u16,
-    /// The server's `Retry-After`, when it is a number of seconds.
+    /// The server's `Retry-After`.
     pub(super) retry_after: Option<Duration>,
     /// The server does not know our session any more.
     pub(super) session_lost: bool,

@@ -5,11 +5,13 @@ use futures::stream::{BoxStream, StreamExt as _};
 use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
+use super::outline::START;
+
 /// Why a body could not be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BodyFault {
-    /// Larger than the limit.
-    TooLarge,
+    /// Larger than the limit; how it begins.
+    TooLarge(Vec<u8>),
     /// The connection broke.
     Broken,
 }
@@ -21,7 +23,9 @@ pub(super) async fn read(response: reqwest::Response, max: usize) -> Result<Vec<
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_broken| BodyFault::Broken)?;
         if whole.len().saturating_add(chunk.len()) > max {
-            return Err(BodyFault::TooLarge);
+            whole.extend(chunk.iter().take(START.saturating_sub(whole.len())));
+            whole.truncate(START);
+            return Err(BodyFault::TooLarge(whole));
         }
         whole.extend_from_slice(&chunk);
     }
@@ -42,22 +46,19 @@ pub(super) async fn prefix(response: reqwest::Response, max: usize) -> Vec<u8> {
     start
 }
 
-/// The events of a stream. `observe` sees each before it is handed on, and ends the stream where it says `false`. A
-/// single event above `max` bytes ends the stream after `overflow` was told.
+/// The events of a stream. `observe` sees each before it is handed on, and ends the stream where it says `false`. Of a
+/// single event above `max` bytes only the beginning is handed on; `overflow` gets it first, and ends the stream by
+/// answering `true`.
 pub(super) fn events(
     response: reqwest::Response,
     max: usize,
     observe: impl Fn(&Sse) -> bool + Send + 'static,
-    overflow: impl Fn() + Send + 'static,
+    overflow: impl Fn(&[u8]) -> bool + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let mut gauge = EventGauge::default();
+    let mut gate = EventGate::new(max);
     let chunks = response.bytes_stream().map(move |chunk| -> Result<Bytes, StreamFault> {
         let chunk = chunk.map_err(|_broken| StreamFault::Broken)?;
-        if gauge.longest_after(&chunk) > max {
-            overflow();
-            return Err(StreamFault::TooLarge);
-        }
-        Ok(chunk)
+        gate.pass(&chunk, &overflow).map(Bytes::from)
     });
     let events = SseStream::from_bytes_stream(chunks);
     events
@@ -76,39 +77,60 @@ enum StreamFault {
     TooLarge,
 }
 
-/// Counts the bytes since the last empty line, which ends an event.
-#[derive(Default)]
-struct EventGauge {
+/// Lets the bytes of events through, of each up to a limit. Comments, which keep a connection alive for hours and
+/// belong to no event, end here.
+struct EventGate {
+    max: usize,
+    /// Bytes since the last empty line, which ends an event.
     event: usize,
-    line: usize,
-    comment: bool,
+    /// How the event begins.
+    start: Vec<u8>,
+    is_outgrown: bool,
+    at_line_start: bool,
+    in_comment: bool,
 }
 
-impl EventGauge {
-    /// Takes one chunk; the largest size that an event in it has reached.
-    fn longest_after(&mut self, chunk: &[u8]) -> usize {
-        let mut longest = 0;
+impl EventGate {
+    fn new(max: usize) -> Self {
+        Self { max, event: 0, start: Vec::new(), is_outgrown: false, at_line_start: true, in_comment: false }
+    }
+
+    fn pass(&mut self, chunk: &[u8], overflow: &impl Fn(&[u8]) -> bool) -> Result<Vec<u8>, StreamFault> {
+        let mut kept = Vec::with_capacity(chunk.len().saturating_add(1));
         for &byte in chunk {
-            match byte {
-                b'\n' => {
-                    if self.line == 0 {
-                        self.event = 0;
-                    } else if self.comment {
-                        // Comments keep a connection alive for hours and belong to no event.
-                        self.event = self.event.saturating_sub(self.line);
-                    }
-                    (self.line, self.comment) = (0, false);
-                }
-                b'\r' => {}
-                other => {
-                    self.comment |= self.line == 0 && other == b':';
-                    self.line += 1;
-                    self.event += 1;
-                    longest = longest.max(self.event);
-                }
+            let was_outgrown = self.is_outgrown;
+            self.take(byte, &mut kept);
+            if self.is_outgrown && !was_outgrown && overflow(&self.start) {
+                return Err(StreamFault::TooLarge);
             }
         }
-        longest
+        Ok(kept)
+    }
+
+    fn take(&mut self, byte: u8, kept: &mut Vec<u8>) {
+        if self.in_comment || (self.at_line_start && byte == b':') {
+            self.in_comment = byte != b'\n';
+            return;
+        }
+        if byte == b'\n' && self.at_line_start {
+            // An event that was cut off ends in the middle of a line.
+            kept.extend_from_slice(if self.is_outgrown { b"\n\n" } else { b"\n" });
+            self.event = 0;
+            self.start.clear();
+            self.is_outgrown = false;
+            return;
+        }
+        if byte != b'\r' {
+            self.at_line_start = byte == b'\n';
+            self.event = self.event.saturating_add(usize::from(byte != b'\n'));
+        }
+        self.is_outgrown |= self.event > self.max;
+        if !self.is_outgrown {
+            kept.push(byte);
+            if self.start.len() < START {
+                self.start.push(byte);
+            }
+        }
     }
 }
 
@@ -116,19 +138,33 @@ impl EventGauge {
 mod tests {
     use super::*;
 
+    /// What a gate of 9 bytes lets through, and how often it met a larger event.
     #[track_caller]
-    fn check(chunks: &[&str], longest: usize) {
-        let mut gauge = EventGauge::default();
-        let seen = chunks.iter().map(|chunk| gauge.longest_after(chunk.as_bytes())).max();
-        assert_eq!(seen, Some(longest), "{chunks:?}");
+    fn check(chunks: &[&str], kept: &str, outgrown: usize) {
+        let mut gate = EventGate::new(9);
+        let times = std::cell::Cell::new(0);
+        let count = |_: &[u8]| {
+            times.set(times.get() + 1);
+            false
+        };
+        let passed: Vec<u8> = chunks.iter().flat_map(|chunk| gate.pass(chunk.as_bytes(), &count).unwrap()).collect();
+        assert_eq!((String::from_utf8(passed).unwrap().as_str(), times.get()), (kept, outgrown), "{chunks:?}");
     }
 
     #[test]
-    fn the_gauge_measures_events_and_forgets_comments() {
-        check(&["data: a\n\n"], 7);
-        check(&["data: a\n\ndata: abc\n\n"], 9);
-        check(&["data:", " a\n", "data: b\n\n"], 14);
-        check(&["data: a\r\n\r\n", "id: 1\r\n\r\n"], 7);
-        check(&[": ping\n", ": ping\n", ": ping\n\n", "data: a\n\n"], 7);
+    fn events_pass_comments_end_and_of_a_large_event_only_the_beginning_passes() {
+        check(&["data: abc\n\n"], "data: abc\n\n", 0);
+        check(&["data: abc\r\n\r\n", "data: abc\n\n"], "data: abc\r\n\r\ndata: abc\n\n", 0);
+        check(&[": ping", " pong\n", ": ping\n\n", "data: a\n\n"], "\ndata: a\n\n", 0);
+        check(&["data: abc", "d\ndata: e\n", "\ndata: f\n\n"], "data: abc\n\ndata: f\n\n", 1);
+        check(&["data:", " a\n", ": a long comment\n", "data: b\n\n"], "data: a\nda\n\n", 1);
+    }
+
+    #[test]
+    fn a_stream_ends_where_its_large_event_was_the_answer() {
+        let mut gate = EventGate::new(9);
+        let ends = |start: &[u8]| start == b"data: abc";
+        assert!(gate.pass(b"data: a\n\ndata: abc", &ends).is_ok());
+        assert!(gate.pass(b"d", &ends).is_err());
     }
 }

@@ -20,7 +20,8 @@
 //!    faults included: the call ran, it only did not do what was hoped. 202, a foreign id, HTML, half a body, a stream
 //!    that ends early: unknown. An answer that is merely too large *is* an answer: the server did the work and reports
 //!    on it, and asking a person or repeating the call would only produce the same flood. It settles as failed and
-//!    says that the call was executed.
+//!    says that the call was executed. What is too large and not the answer (`outline.rs` reads how it begins) says
+//!    nothing of the call.
 //! 4. **Who stopped waiting.** Our limits and a cancelled run end the wait, not the work: unknown, with the cause.
 //!
 //! A JSON-RPC error in a 2xx is *answered* even for the codes that mean "not executed" (unknown method, invalid

@@ -25,6 +25,8 @@ use crate::run::outcome::{Outcome, ToolError};
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Pause before a server that refused a connection is dialled again; it may just be restarting.
 const REDIAL_PAUSE: Duration = Duration::from_millis(250);
+/// The least range over which retries are spread.
+const SPREAD_MIN: Duration = Duration::from_millis(100);
 /// A handshake that failed sooner than this is tried again.
 const QUICK_FAULT: Duration = Duration::from_secs(1);
 /// Remembered eras; beyond that all are forgotten, which costs one question per server.
@@ -130,11 +132,11 @@ impl McpPool {
             let pause = match remedy {
                 Remedy::NewSession | Remedy::Redial if may_reconnect => {
                     may_reconnect = false;
-                    if remedy == Remedy::Redial { REDIAL_PAUSE } else { Duration::ZERO }
+                    if remedy == Remedy::Redial { spread(REDIAL_PAUSE, &request) } else { Duration::ZERO }
                 }
                 Remedy::After(pause) if may_wait => {
                     may_wait = false;
-                    pause
+                    spread(pause, &request)
                 }
                 Remedy::None | Remedy::NewSession | Remedy::Redial | Remedy::After(_) => return outcome,
             };
@@ -349,6 +351,12 @@ fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
     let mut key = [0; 32];
     key.copy_from_slice(context.finish().as_ref());
     key
+}
+
+/// A pause made longer by up to a quarter: calls that were turned away together do not come back together.
+fn spread(pause: Duration, request: &ToolRequest) -> Duration {
+    let share = request.idempotency_key.bytes().fold(0_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    pause + (pause / 4).max(SPREAD_MIN) * u32::from(share) / u32::from(u8::MAX)
 }
 
 fn cancelled_before() -> Outcome {

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
@@ -24,10 +24,12 @@ use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
+use super::listening::Listening;
+use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
     EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, says_session_lost,
+    error_text, fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
 };
 use crate::failpoint;
 use crate::net::Egress;
@@ -35,10 +37,8 @@ use crate::net::Egress;
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
 const ERROR_PATIENCE: Duration = Duration::from_secs(2);
-/// How often one event id may be resumed from: a server that closes every resumed stream at once would loop for ever.
-const RESUMES_PER_EVENT: u32 = 5;
-/// Longest pause between two attempts to listen for announcements.
-const LISTEN_PAUSE_MAX: Duration = Duration::from_mins(1);
+
+type SseEvent = Result<Sse, SseError>;
 
 /// The client of one connection.
 #[derive(Clone)]
@@ -59,8 +59,7 @@ struct Shared {
     /// What the last failed request of the connection itself (handshake, listing) failed of.
     last_fault: Mutex<Option<String>>,
     session_lost: AtomicBool,
-    resumes: Mutex<HashMap<String, u32>>,
-    listens: AtomicU32,
+    listening: Listening,
 }
 
 impl TrackedClient {
@@ -81,8 +80,7 @@ impl TrackedClient {
             told: DashSet::new(),
             last_fault: Mutex::new(None),
             session_lost: AtomicBool::new(false),
-            resumes: Mutex::new(HashMap::new()),
-            listens: AtomicU32::new(0),
+            listening: Listening::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -206,24 +204,18 @@ impl TrackedClient {
         }
         let session = header_text(response.headers(), &SESSION);
         if is_kind(response.headers(), EVENT_STREAM) {
-            let shared = Arc::clone(&self.shared);
-            let overflow = post.attempt.clone();
-            let stream = body::events(response, self.shared.max_bytes, move |event| shared.observe(event), {
-                let max = self.shared.max_bytes;
-                move || {
-                    if let Some(attempt) = &overflow {
-                        attempt.settle(Stage::TooLarge(Excess::Bytes(max)));
-                    }
-                }
-            });
-            return Ok(StreamableHttpPostResponse::Sse(stream, session));
+            return Ok(StreamableHttpPostResponse::Sse(self.events(response, post.attempt.clone()), session));
         }
         if !is_kind(response.headers(), JSON) {
             return post.unreadable("the answer is neither JSON nor an event stream");
         }
         let bytes = match body::read(response, self.shared.max_bytes).await {
             Ok(bytes) => bytes,
-            Err(BodyFault::TooLarge) => {
+            Err(BodyFault::TooLarge(start)) => {
+                let outline = Outline::of(&start);
+                if !outline.is_response || outline.id.is_some_and(|id| !post.is_asked(&id)) {
+                    return post.unreadable("what came is too large, and not the answer");
+                }
                 post.settle(Stage::TooLarge(Excess::Bytes(self.shared.max_bytes)));
                 return Err(StreamableHttpError::ResponseBodyTooLarge { max_size: self.shared.max_bytes });
             }
@@ -235,9 +227,7 @@ impl TrackedClient {
     /// Reads a status that is no success: the status decides, the body only adds words.
     async fn refused(&self, post: &Post, response: reqwest::Response) -> Posted {
         let status = response.status();
-        let retry_after = header_text(response.headers(), &header::RETRY_AFTER)
-            .and_then(|text| text.trim().parse().ok())
-            .map(Duration::from_secs);
+        let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
         let error =
@@ -271,14 +261,14 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         last_event: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Fault> {
+    ) -> Result<BoxStream<'static, SseEvent>, Fault> {
         match &last_event {
             Some(event) => {
-                if !self.shared.may_resume(event) {
+                if !self.shared.listening.may_resume(event) {
                     return Err(StreamableHttpError::ServerDoesNotSupportSse);
                 }
             }
-            None => tokio::time::sleep(self.shared.listen_pause()).await,
+            None => tokio::time::sleep(self.shared.listening.pause()).await,
         }
         self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
         let mut headers = headers_of(custom, session.as_deref())?;
@@ -297,8 +287,14 @@ impl TrackedClient {
         if !status.is_success() {
             return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
         }
-        let shared = Arc::clone(&self.shared);
-        Ok(body::events(response, self.shared.max_bytes, move |event| shared.observe(event), || {}))
+        Ok(self.events(response, None))
+    }
+
+    /// The events of an answer: to this call, or of a stream that is listened to or resumed.
+    fn events(&self, response: reqwest::Response, own: Option<Arc<Attempt>>) -> BoxStream<'static, SseEvent> {
+        let (observer, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
+        body::events(response, self.shared.max_bytes, move |event| observer.observe(event), overflow)
     }
 }
 
@@ -315,21 +311,22 @@ impl Shared {
         is_readable
     }
 
-    fn may_resume(&self, event: &str) -> bool {
-        let mut resumes = self.resumes.lock();
-        if resumes.len() > 1000 {
-            resumes.clear();
+    /// Looks at the beginning of an event that is too large: `true` when it answers a call, which is then settled.
+    fn outgrown(&self, start: &[u8], own: Option<&Attempt>) -> bool {
+        let outline = Outline::of_event(start);
+        if !outline.is_response {
+            return false;
         }
-        let count = resumes.entry(event.to_owned()).or_insert(0);
-        *count += 1;
-        *count <= RESUMES_PER_EVENT
-    }
-
-    fn listen_pause(&self) -> Duration {
-        match self.listens.fetch_add(1, Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            count => Duration::from_secs(1 << count.min(6)).min(LISTEN_PAUSE_MAX),
+        let named = outline.id.map(|id| self.calls.get(&id_text(&id)).map(|call| Arc::clone(&call)));
+        let answered = match &named {
+            Some(named) => named.as_deref(),
+            // A stream that answers a request brings no other response.
+            None => own,
+        };
+        if let Some(attempt) = answered {
+            attempt.settle(Stage::TooLarge(Excess::Bytes(self.max_bytes)));
         }
+        answered.is_some()
     }
 }
 
@@ -387,7 +384,7 @@ impl StreamableHttpClient for TrackedClient {
         last_event: Option<String>,
         _auth: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Fault> {
+    ) -> Result<BoxStream<'static, SseEvent>, Fault> {
         self.listen(session, last_event, custom).await
     }
 }

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use chrono::DateTime;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, GetExtensions, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
@@ -55,6 +57,11 @@ impl Post {
         Ok(Self { text, awaits_answer: id.is_some(), id, attempt, session, is_discover })
     }
 
+    /// Whether a message with that id answers this request.
+    pub(super) fn is_asked(&self, id: &Value) -> bool {
+        self.id.as_ref().is_some_and(|ours| id_text(ours) == id_text(id))
+    }
+
     pub(super) fn settle(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
@@ -94,7 +101,7 @@ impl Post {
         let theirs = value.get("id").cloned().unwrap_or_default();
         // A server that could not read the id answers with none; the HTTP exchange itself tells whose error it is.
         let nameless = is_error && theirs.is_null();
-        if !nameless && id_text(&theirs) != id_text(&ours) {
+        if !nameless && !self.is_asked(&theirs) {
             return self.unreadable("the answer carries another id than the request");
         }
         if let Some(object) = value.as_object_mut() {
@@ -159,6 +166,17 @@ pub(super) fn headers_of(custom: HashMap<HeaderName, HeaderValue>, session: Opti
 
 pub(super) fn header_text(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
     headers.get(name)?.to_str().ok().map(str::to_owned)
+}
+
+/// The pause that a server asks for: seconds, or a date, which counts from the date of the same answer.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = header_text(headers, &header::RETRY_AFTER)?;
+    if let Ok(seconds) = text.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let until = DateTime::parse_from_rfc2822(text.trim()).ok()?;
+    let now = DateTime::parse_from_rfc2822(header_text(headers, &header::DATE)?.trim()).ok()?;
+    Some(until.signed_duration_since(now).to_std().unwrap_or(Duration::ZERO))
 }
 
 pub(super) fn is_kind(headers: &HeaderMap, kind: &str) -> bool {

@@ -2,11 +2,13 @@
 
 mod cancel;
 mod catalog;
+mod deaf;
 mod demo;
 mod limits;
 mod outcomes;
 mod pool;
 mod real;
+mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,8 +9,8 @@
 //! first commit just the same), and the two looks at the lease, of which the first may wait and the second may not.
 //!
 //! **What is free.** Nodes pause, lose certainty, are taken for dead, die and come back under another name; answers of
-//! the database and of the tool server get lost; an administrator allows one more attempt. Each kind has a budget, and
-//! within the budgets every order is tried.
+//! the database and of the tool server get lost; an administrator allows one more attempt, or says what became of a
+//! call. Each kind has a budget, and within the budgets every order is tried.
 //!
 //! **Time.** The core sees one constant instant. What clocks do to the protocol is kept as two facts of a node: what
 //! its own monotonic clock lets it believe (`holds`), and whether the database would let others take over (`lapsed`).
@@ -21,9 +21,10 @@
 //! also lets an owner that believes in its lease ask the model for a turn that another has stored meanwhile.)
 //!
 //! **What is left out.** Streaming deltas, cancellation, drains, changed catalogs and failed model requests (rules of
-//! the core with tests of their own); several runs on a node; attempts inside the pool (`tests/it/mcp`). The
-//! administrator's load and commit are one step: `run_decide` carries fence and revision like any other write. A claim
-//! may be granted to a node that is marked dead in the same moment, as concurrent snapshots allow.
+//! the core with tests of their own); decisions that wait for an owner (its store tests); several runs on a node;
+//! attempts inside the pool (`tests/it/mcp`). The administrator's load and commit are one step: `run_decide` carries
+//! fence and revision like any other write. A claim may be granted to a node that is marked dead in the same moment, as
+//! concurrent snapshots allow.
 //!
 //! States are told apart by what conditions can read: see `World::print`. `every run can end` is asked of every state:
 //! from there on nothing bad happens, everything that is pending happens, the person allows what is asked, and the run
@@ -36,7 +37,7 @@ use countersign::run::status::Status;
 use parking_lot::Mutex;
 use stateright::{Model, Property};
 
-use super::run::{CALLS, NOW, answered, queued, retried, rights_of};
+use super::run::{CALLS, NOW, Word, answered, queued, reconciled, rights_of};
 use super::store::{Held, Kept, Owner};
 use super::world::{Asked, Budget, Drive, Fault, Flight, NODES, Node, Record, World};
 
@@ -73,8 +74,8 @@ pub(super) enum Action {
     Reap(usize),
     GiveBackStray(usize),
     AskClaim(usize),
-    /// A person allows one more attempt of these calls (a set of bits).
-    Decide(usize),
+    /// A person says what became of a call.
+    Decide(usize, Word),
     // From here on: trouble.
     Pause(usize),
     Lapse(usize),
@@ -135,7 +136,7 @@ impl Protocol {
             Action::Reap(node) => reap(world, node),
             Action::GiveBackStray(_) => world.kept.release(world.kept.fence),
             Action::AskClaim(node) => world.nodes[node].claim = Some(Asked { granted: None, is_current: true }),
-            Action::Decide(set) => retry(world, set),
+            Action::Decide(call, word) => reconcile(world, call, word),
             _ => self.trouble(world, action),
         }
     }
@@ -243,11 +244,12 @@ fn decisions(world: &World, fair: bool, actions: &mut Vec<Action>) {
     if !matches!(run.head.status, Status::Suspended(_)) || owner.is_some() {
         return;
     }
-    let open: usize = run.undecided().map(|call| 1 << call.key.position).sum();
+    let open = run.undecided().map(|call| usize::try_from(call.key.position).unwrap());
     if fair {
-        actions.push(Action::Decide(open));
+        actions.extend(open.map(|call| Action::Decide(call, Word::Retry)));
     } else if world.budget.decisions > 0 {
-        actions.extend((1..1 << CALLS).filter(|set| set & !open == 0).map(Action::Decide));
+        let words = [Word::Retry, Word::Complete, Word::Fail];
+        actions.extend(open.flat_map(|call| words.map(|word| Action::Decide(call, word))));
     }
 }
 
@@ -430,21 +432,26 @@ fn effect(world: &mut World, at: usize) {
     world.net.sort_unstable();
 }
 
-fn retry(world: &mut World, set: usize) {
-    let calls: Vec<usize> = (0..CALLS).filter(|call| set & (1 << call) != 0).collect();
+fn reconcile(world: &mut World, call: usize, word: Word) {
     let mut after = (**world.kept.run).clone();
-    let fact = retried(&after, &calls);
-    let Ok(commit) = apply(&mut after, fact, NOW) else {
+    let Ok(commit) = apply(&mut after, reconciled(call, word), NOW) else {
         world.note(Fault::Refused);
         return;
     };
     world.kept.decide(&commit);
-    world.budget.decisions = world.budget.decisions.saturating_sub(1);
-    for call in calls {
-        let record = &mut world.records[call];
-        record.rights += 1;
-        record.seen = Some(record.effects);
+    if **world.kept.run != after {
+        world.note(Fault::Diverged);
     }
+    world.budget.decisions = world.budget.decisions.saturating_sub(1);
+    let record = &mut world.records[call];
+    let more = u8::from(word == Word::Retry);
+    record.rights += more;
+    record.expected = Some(record.effects + more);
+    record.settled = match word {
+        Word::Retry => None,
+        Word::Complete => Some("completed"),
+        Word::Fail => Some("failed"),
+    };
 }
 
 impl Model for Protocol {
@@ -486,11 +493,10 @@ impl Model for Protocol {
         if self.budget.late == 0 {
             properties.push(Property::always(ONLY_THE_OWNER, |_, world: &World| !world.has(Fault::SentUnowned)));
             properties.push(Property::always(NOT_PAID_TWICE, |_, world: &World| !world.has(Fault::AskedAgain)));
-            properties.push(Property::always(AS_SEEN, |_, world: &World| world.records.iter().all(brings_at_most_one)));
+            properties.push(Property::always(AS_SEEN, |_, world: &World| world.records.iter().all(is_as_expected)));
         } else {
             properties.push(Property::sometimes(WINDOW, |_, world: &World| world.has(Fault::SentUnowned)));
-            properties
-                .push(Property::sometimes(DOUBLE, |_, world: &World| !world.records.iter().all(brings_at_most_one)));
+            properties.push(Property::sometimes(DOUBLE, |_, world: &World| !world.records.iter().all(is_as_expected)));
         }
         properties
     }
@@ -504,12 +510,13 @@ pub(super) const ROWS_ARE_TRUE: &str = "the rows are what their owner holds";
 pub(super) const NO_REFUSAL: &str = "the core takes whatever its driver asks";
 pub(super) const CAN_END: &str = "every run can end";
 pub(super) const ONLY_THE_OWNER: &str = "a request leaves only while its sender owns the run";
-pub(super) const AS_SEEN: &str = "a person's word brings one more effect than the person saw, at most";
+pub(super) const AS_SEEN: &str =
+    "after a person's word a call has the effects that the person saw, and one more by a retry";
 pub(super) const WINDOW: &str = "a request leaves through the window";
-pub(super) const DOUBLE: &str = "through the window a call has one effect more than the person saw coming";
+pub(super) const DOUBLE: &str = "through the window a call has an effect more than the person could expect";
 
-fn brings_at_most_one(record: &Record) -> bool {
-    record.seen.is_none_or(|seen| record.effects <= seen + 1)
+fn is_as_expected(record: &Record) -> bool {
+    record.expected.is_none_or(|most| record.effects <= most)
 }
 
 /// Turns, results, and receipts that some node was told are stored.

@@ -6,11 +6,11 @@ use countersign::run::apply::{NewRun, admit};
 use countersign::run::binding::{ServedCatalog, ServedTool, merge};
 use countersign::run::call::{Backend, CallTarget, MAX_ATTEMPTS};
 use countersign::run::envelope::Envelope;
-use countersign::run::fact::{CallRef, Fact, Resume, Ruling};
+use countersign::run::fact::{Fact, Reconciliation, Resolution, Ruling};
 use countersign::run::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use countersign::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
 use countersign::run::outcome::{Answer, Cause, Outcome, ToolError};
-use countersign::run::spec::{CatalogPolicy, FinishReason};
+use countersign::run::spec::FinishReason;
 use countersign::run::time::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
@@ -104,17 +104,20 @@ pub(super) fn withdrawn(call: usize) -> Fact {
     Fact::CallEnded { key: key_of(call), outcome: Outcome::NotSent(error) }
 }
 
-/// A person allows one more attempt of these calls.
-pub(super) fn retried(run: &Envelope, calls: &[usize]) -> Fact {
-    let named = |call: &usize| {
-        let call = run.calls.iter().find(|made| made.key == key_of(*call)).unwrap();
-        CallRef { turn: Some(1), call_id: call.call_id.clone() }
+/// What a person may say of a call whose outcome nobody knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    Retry,
+    Complete,
+    Fail,
+}
+
+pub(super) fn reconciled(call: usize, word: Word) -> Fact {
+    let resolution = match word {
+        Word::Retry => Resolution::Retry,
+        Word::Complete => Resolution::Complete { output: json!({"content": []}) },
+        Word::Fail => Resolution::Fail { error: ToolError::new("not-executed", "nothing is booked") },
     };
-    Fact::Resumed(Box::new(Resume {
-        actor: Actor::parse("root").unwrap(),
-        retry: calls.iter().map(named).collect(),
-        served: run.binding.clone(),
-        on_catalog_change: CatalogPolicy::Stop,
-        limits: None,
-    }))
+    let actor = Actor::parse("root").unwrap();
+    Fact::Reconciled(Box::new(Reconciliation { actor, key: key_of(call), resolution }))
 }

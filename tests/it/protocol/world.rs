@@ -113,8 +113,8 @@ pub(super) struct Record {
     pub(super) effects: u8,
     /// How often it may have its effect: by its class, and once more for each decision.
     pub(super) rights: u8,
-    /// The effects that a person could see when deciding last.
-    pub(super) seen: Option<u8>,
+    /// The most effects that may come of a person's last word: what the person could see, and one more after a retry.
+    pub(super) expected: Option<u8>,
     /// The digest of the key of the first request.
     pub(super) key: Option<u64>,
     /// The result that was acknowledged, and the attempts.

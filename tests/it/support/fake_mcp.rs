@@ -89,6 +89,8 @@ struct State {
     arrived: Notify,
     sessions: Mutex<HashSet<String>>,
     keeps_alive: AtomicBool,
+    has_sessions: AtomicBool,
+    resets_unread: AtomicBool,
     lost: Mutex<Reply>,
     version: Mutex<&'static str>,
     handshake: Mutex<Option<Reply>>,
@@ -124,6 +126,8 @@ impl FakeMcp {
             arrived: Notify::new(),
             sessions: Mutex::default(),
             keeps_alive: AtomicBool::new(true),
+            has_sessions: AtomicBool::new(true),
+            resets_unread: AtomicBool::new(false),
             lost: Mutex::new(lost),
             version: Mutex::new("2025-06-18"),
             handshake: Mutex::default(),
@@ -148,6 +152,16 @@ impl FakeMcp {
     /// Closes every connection after one answer, so that nothing can be written into one that is just going away.
     pub(crate) fn close_after_each_answer(&self) {
         self.state.keeps_alive.store(false, Ordering::SeqCst);
+    }
+
+    /// Gives no session to whoever comes from now on, and asks nobody for one.
+    pub(crate) fn forgo_sessions(&self) {
+        self.state.has_sessions.store(false, Ordering::SeqCst);
+    }
+
+    /// Resets every connection that comes from now on, before anything is read.
+    pub(crate) fn reset_unread(&self) {
+        self.state.resets_unread.store(true, Ordering::SeqCst);
     }
 
     /// Ends the server; the port is free afterwards.
@@ -240,6 +254,10 @@ async fn accept(listener: TcpListener, state: Arc<State>, tasks: TaskTracker, st
 }
 
 async fn serve(stream: TcpStream, state: Arc<State>) {
+    if state.resets_unread.load(Ordering::SeqCst) {
+        stream.set_zero_linger().unwrap();
+        return;
+    }
     let mut stream = BufReader::new(stream);
     while let Some(seen) = read_request(&mut stream).await {
         state.seen.lock().push(seen.clone());
@@ -274,7 +292,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
     let session = seen.headers.get("mcp-session-id");
-    let is_known = session.is_some_and(|session| state.sessions.lock().contains(session));
+    let has_sessions = state.has_sessions.load(Ordering::SeqCst);
+    let is_known = !has_sessions || session.is_some_and(|session| state.sessions.lock().contains(session));
     if session.is_none()
         && let Some(reply) = state.handshake.lock().clone()
     {
@@ -290,9 +309,9 @@ fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
                 "capabilities": { "tools": { "listChanged": true } },
                 "serverInfo": { "name": "fake", "version": "1" },
             });
-            (Reply::Result(result), Some(session))
+            (Reply::Result(result), has_sessions.then_some(session))
         }
-        ("POST", _) if session.is_none() => {
+        ("POST", method) if session.is_none() && (has_sessions || method == "server/discover") => {
             let error = json!({ "code": -32000, "message": "Bad Request: Server not initialized" });
             (Reply::status(400, json!({ "jsonrpc": "2.0", "error": error, "id": null })), None)
         }
