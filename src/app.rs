@@ -348,6 +348,10 @@ impl LocalExecutor for Local {
         self.0.wake();
     }
 
+    fn cancel(&self, uid: RunUid) {
+        self.0.cancel(uid);
+    }
+
     fn attend(&self, tenant: &TenantId, uid: RunUid) {
         self.0.attend(tenant, uid);
     }

@@ -26,7 +26,7 @@ impl Commands {
                 let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
                 failpoint::pass("cancel.wish.after");
                 if left {
-                    self.executor.attend(&asker.tenant, uid);
+                    self.executor.cancel(uid);
                     return Ok(());
                 }
                 continue;

@@ -113,7 +113,9 @@ pub trait LocalExecutor: Send + Sync {
     fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope);
     /// Some run is due.
     fn wake(&self);
-    /// Somebody left a wish with a run that a node owns.
+    /// Somebody left the wish to cancel with a run that a node owns.
+    fn cancel(&self, uid: RunUid);
+    /// Somebody left a decision with a run that a node owns.
     fn attend(&self, tenant: &TenantId, uid: RunUid);
 }
 

@@ -174,6 +174,13 @@ impl Executor {
         self.shared.due.notify_one();
     }
 
+    /// Somebody wished a run cancelled and left that with it: this node's own need not be read again.
+    pub fn cancel(&self, uid: RunUid) {
+        if let Some(owned) = self.shared.owned.get(&uid) {
+            owned.1.cancel.cancel();
+        }
+    }
+
     /// Somebody left a wish with a run. Another node learns it by a hint, or by its heartbeat.
     pub fn attend(&self, tenant: &TenantId, uid: RunUid) {
         let Some(fence) = self.shared.owned.get(&uid).map(|owned| owned.0) else { return };

@@ -91,6 +91,9 @@ impl LocalExecutor for Queue {
     fn wake(&self) {
         self.0.wake();
     }
+    fn cancel(&self, uid: RunUid) {
+        self.0.cancel(uid);
+    }
     fn attend(&self, tenant: &TenantId, uid: RunUid) {
         self.0.attend(tenant, uid);
     }
