@@ -195,7 +195,8 @@ impl Shared {
 
     /// Reads what others wish of a run and hands it to the task that drives it.
     pub(super) async fn attend(&self, claim: &Claim) {
-        let driven = self.owned.get(&claim.uid).map(|owned| owned.1.clone());
+        // Of this very drive: what is taken for one that has just ended would be lost. It stays until the next beat.
+        let driven = self.owned.get(&claim.uid).filter(|owned| owned.0 == claim.fence).map(|owned| owned.1.clone());
         let Some(signals) = driven else { return };
         match self.parts.store.wishes_take(claim).await {
             Ok(wishes) => {
