@@ -40,7 +40,6 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
 pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals, begun: Option<Envelope>) {
     let run = AssertUnwindSafe(drive_to_rest(shared, claim, signals, begun)).catch_unwind().await;
-    shared.parts.dispatch.release(claim).await;
     match run {
         Ok(Ok(())) => {}
         Ok(Err(Stopped::Draining)) => release(shared, claim, false).await,
@@ -62,6 +61,8 @@ pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals,
             release(shared, claim, true).await;
         }
     }
+    // Last: a server that is slow to say good-bye must not keep the run from its next owner.
+    shared.parts.dispatch.release(claim).await;
 }
 
 /// Gives a run back, if it is still this claim's. `crashed` counts against the run.
