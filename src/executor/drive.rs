@@ -17,6 +17,7 @@ use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate, MayLeave};
 use crate::failpoint;
 use crate::run::binding::{Binding, merge};
+use crate::run::call::{Call, Stage};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
@@ -319,7 +320,15 @@ impl<'a> Drive<'a> {
     /// What people decided while other calls of the turn were out.
     async fn heed_decisions(&mut self) -> Result<(), Stopped> {
         let decisions = std::mem::take(&mut *self.signals.decisions.lock());
-        for decided in decisions {
+        for (since, decided) in decisions {
+            // Read twice, it may come after the attempt that it allowed was lost again: that is another question.
+            let is_asked = |call: &Call| {
+                let Stage::Indeterminate { since: asked, .. } = &call.stage else { return false };
+                call.key == decided.key && *asked == since
+            };
+            if !self.envelope.calls.iter().any(is_asked) {
+                continue;
+            }
             match self.decide(Fact::Reconciled(Box::new(decided))).await {
                 // It was applied before: a decision comes again until its call is not undecided any more.
                 Err(Stopped::Refused(Refusal::NotReconcilable)) => {}

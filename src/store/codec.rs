@@ -162,10 +162,13 @@ impl ViewText {
 }
 
 /// What others wish of a run, from its columns.
-pub(super) fn wishes(cancel: Option<String>, decisions: &[String]) -> Result<Wishes, StoreError> {
+pub(super) fn wishes(cancel: Option<String>, decisions: &[(i64, String)]) -> Result<Wishes, StoreError> {
     Ok(Wishes {
         cancel_requested_by: cancel.map(|by| named("actor", Actor::parse(by))).transpose()?,
-        decisions: decisions.iter().map(|body| decode("decision", body)).collect::<Result<_, _>>()?,
+        decisions: decisions
+            .iter()
+            .map(|(since, body)| Ok((Timestamp::from_millis(*since), decode("decision", body)?)))
+            .collect::<Result<_, StoreError>>()?,
     })
 }
 

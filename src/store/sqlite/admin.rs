@@ -69,8 +69,8 @@ pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wi
     .fetch_optional(&mut *tx)
     .await?;
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
-    let decisions: Vec<String> = sqlx::query_scalar(
-        "SELECT d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
+    let decisions: Vec<(i64, String)> = sqlx::query_as(
+        "SELECT d.undecided_since, d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
            AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
          WHERE d.tenant_id = ?1 AND d.run_uid = ?2 ORDER BY d.turn, d.pos",
     )
