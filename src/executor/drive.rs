@@ -17,7 +17,6 @@ use super::{Shared, Signals};
 use crate::dispatch::{Caller, Gate, MayLeave};
 use crate::failpoint;
 use crate::run::binding::{Binding, merge};
-use crate::run::call::{Call, Stage};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
@@ -322,11 +321,7 @@ impl<'a> Drive<'a> {
         let decisions = std::mem::take(&mut *self.signals.decisions.lock());
         for (since, decided) in decisions {
             // Read twice, it may come after the attempt that it allowed was lost again: that is another question.
-            let is_asked = |call: &Call| {
-                let Stage::Indeterminate { since: asked, .. } = &call.stage else { return false };
-                call.key == decided.key && *asked == since
-            };
-            if !self.envelope.calls.iter().any(is_asked) {
+            if !self.envelope.is_unknown_since(decided.key, since) {
                 continue;
             }
             match self.decide(Fact::Reconciled(Box::new(decided))).await {

@@ -107,13 +107,12 @@ fn since(found: &FoundCall) -> Option<ReceiptPlace> {
 
 /// `None` for a call that goes on by itself.
 fn view(found: FoundCall) -> Option<ReconciliationView> {
-    let FoundCall { run_id, uid, call } = found;
-    if !call.is_undecided() {
+    let FoundCall { run_id, uid, ended, call } = found;
+    if !call.is_undecided_in(ended) {
         return None;
     }
     let undecided = undecided_call(&call)?;
-    // Whether its run has ended is told where the run is: an attempt more is then refused with a clear text.
-    let links = links::reconcile_each(&run_id, std::slice::from_ref(&undecided), true).collect();
+    let links = links::reconcile_each(&run_id, std::slice::from_ref(&undecided), !ended).collect();
     Some(ReconciliationView {
         idempotency_key: idempotency_key(uid, call.key),
         run_id,

@@ -272,7 +272,7 @@ pub(super) struct Receipt {
 impl Receipt {
     /// The receipt of a call.
     pub(super) fn new(found: FoundCall) -> Self {
-        let FoundCall { run_id, uid, call } = found;
+        let FoundCall { run_id, uid, ended: _, call } = found;
         let mut receipt = Self {
             run_id,
             turn: call.key.turn,

@@ -60,6 +60,16 @@ pub enum Left {
     Decided,
 }
 
+/// What others wish of a run that a node owns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wishes {
+    /// Who wished it cancelled.
+    pub cancel_requested_by: Option<Actor>,
+    /// What people decided about its undecided calls, each with the time since when nobody knew: a call is another
+    /// question each time that it becomes undecided.
+    pub decisions: Vec<(Timestamp, Reconciliation)>,
+}
+
 /// A call with the run that it belongs to.
 #[derive(Clone, Debug)]
 pub struct FoundCall {
@@ -67,6 +77,8 @@ pub struct FoundCall {
     pub run_id: RunId,
     /// The run's internal identity.
     pub uid: RunUid,
+    /// Whether the run has ended.
+    pub ended: bool,
     /// The call.
     pub call: Call,
 }

@@ -151,9 +151,10 @@ impl ViewText {
     }
 
     pub(super) fn decode(mut self, bodies: &Bodies) -> Result<RunView, StoreError> {
+        let ended = self.view.head.status.is_terminal();
         for call in self.calls {
             let call = call.decode(self.view.uid, bodies)?;
-            if call.is_undecided() {
+            if call.is_undecided_in(ended) {
                 self.view.undecided.extend(crate::run::envelope::undecided_call(&call));
             }
         }

@@ -25,7 +25,7 @@ mod rows;
 mod sqlite;
 pub mod wake;
 
-pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace};
+pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace, Wishes};
 pub use feed::FeedEvent;
 use open::migrate;
 pub use open::{open, open_for};
@@ -38,7 +38,6 @@ use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head};
 use crate::run::event::UndecidedCall;
-use crate::run::fact::Reconciliation;
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
@@ -371,16 +370,6 @@ pub trait ExecutorStore: Send + Sync {
     /// What others wish of an owned run; its attention is then no longer wanted. Decisions stay until the core takes
     /// them, and come again until then. Empty when the run is another owner's.
     async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError>;
-}
-
-/// What others wish of a run that a node owns.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wishes {
-    /// Who wished it cancelled.
-    pub cancel_requested_by: Option<Actor>,
-    /// What people decided about its undecided calls, each with the time since when nobody knew: a call is another
-    /// question each time that it becomes undecided.
-    pub decisions: Vec<(Timestamp, Reconciliation)>,
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.

@@ -110,7 +110,7 @@ pub(super) async fn audit_insert(
 macro_rules! select_found {
     () => {
         "SELECT COALESCE(c.run_id, r.id) AS id, c.run_uid, c.body, c.input, \
-           c.output, c.blobs \
+           c.output, c.blobs, r.uid IS NULL OR r.finished_at IS NOT NULL AS ended \
          FROM calls c LEFT JOIN runs r ON r.tenant_id = c.tenant_id AND r.uid = c.run_uid WHERE c.tenant_id = ?1 "
     };
 }
@@ -210,7 +210,8 @@ fn found(row: &SqliteRow) -> Result<FoundText, StoreError> {
     let blobs: Option<String> = row.try_get("blobs")?;
     let call = CallText::read(row.try_get("body")?, row.try_get("input")?, row.try_get("output")?, blobs.as_deref())?;
     let id = row.try_get::<Option<String>, _>("id")?.and_then(RunId::parse);
-    Ok(FoundText { run_id: codec::named("run id", id)?, uid: RunUid(row.try_get("run_uid")?), call })
+    let (run_id, uid) = (codec::named("run id", id)?, RunUid(row.try_get("run_uid")?));
+    Ok(FoundText { run_id, uid, ended: row.try_get("ended")?, call })
 }
 
 pub(super) async fn audit_list(
