@@ -120,6 +120,19 @@ fn b216_a_call_of_a_cancelled_run_can_be_written_down_and_not_sent_again() {
 }
 
 #[test]
+fn a_repeatable_call_that_is_unknown_when_its_run_ends_can_be_written_down_too() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "look")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    assert_eq!((stages(&run), run.undecided().count()), (vec!["indeterminate"], 1));
+    assert_eq!(apply(&mut run, reconciled(key(1, 0), Resolution::Retry), NOW), Err(Refusal::RunTerminal));
+    apply(&mut run, reconciled(key(1, 0), failed()), NOW).unwrap();
+    assert_eq!((stages(&run), run.undecided().count()), (vec!["failed"], 0));
+}
+
+#[test]
 fn a_bare_id_that_stands_for_several_undecided_calls_allows_none_of_them() {
     let mut run = held(&[("a", "charge")]);
     let mut earlier = run.calls[0].clone();
