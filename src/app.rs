@@ -128,6 +128,7 @@ impl App {
             allow: Allowances {
                 scripted_models: config.allow_scripted_models,
                 catalog_max_age_ms: config.catalog_max_age_ms.into(),
+                owner_time: Duration::from_secs(config.lease_s.clamp(20, 60).into()),
             },
         });
         let drain = Duration::from_secs(config.drain_s.into());

@@ -12,7 +12,7 @@ impl Commands {
     /// Deletes a run that has ended and of which no call waits for a person.
     ///
     /// # Errors
-    /// `NotFound`, `Store`, `Refused` with `RunActive` or `CallsUndecided`; nothing is deleted then.
+    /// `NotFound`, `Store`, `Refused` with `RunNotEnded` or `CallsUndecided`; nothing is deleted then.
     pub async fn delete(&self, asker: &Asker, id: &RunId) -> Result<(), CommandError> {
         let view = self.view(asker, id).await?;
         let audit = AuditRow {
@@ -27,7 +27,7 @@ impl Commands {
         match self.store.run_delete(&asker.tenant, view.uid, &audit).await? {
             Deletion::Deleted => Ok(()),
             Deletion::Missing => Err(CommandError::NotFound),
-            Deletion::Active => Err(Refusal::RunActive.into()),
+            Deletion::Active => Err(Refusal::RunNotEnded.into()),
             Deletion::Undecided => Err(Refusal::CallsUndecided.into()),
         }
     }

@@ -11,6 +11,7 @@ mod resume;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use create::Created;
 pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
@@ -126,6 +127,8 @@ pub struct Allowances {
     pub scripted_models: bool,
     /// How old a catalog may be at an admission or a resume, in milliseconds.
     pub catalog_max_age_ms: u64,
+    /// How long the node that owns a run may take to read a decision about it: it does so at its heartbeat at the latest.
+    pub owner_time: Duration,
 }
 
 /// The commands.

@@ -1,6 +1,7 @@
 //! Decides a call whose outcome nobody knows: at once when nobody drives its run, else by a wish that the owner reads.
 //! Answered when it is applied, so that what was acknowledged is never lost.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -21,9 +22,6 @@ use crate::run::status::Status;
 use crate::run::time::Timestamp;
 use crate::store::{AuditRow, Left, Loaded, RunView};
 
-/// How long the owner of a run may take to read a decision: more than its heartbeat, which it waits for at worst.
-const OWNER_TIME: Duration = Duration::from_secs(20);
-
 /// How often the run is looked at meanwhile, when nothing is heard of it.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -31,10 +29,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const NOTE_MAX: usize = 4000;
 
 /// One decision on its way.
-struct Deciding<'a> {
-    asker: &'a Asker,
+struct Deciding {
+    asker: Asker,
+    run: RunId,
     turn: u32,
-    call_id: &'a CallId,
+    call_id: CallId,
     resolution: Resolution,
     note: Option<String>,
 }
@@ -46,29 +45,38 @@ impl Commands {
     /// `Invalid`, `NotFound`, `CallNotFound`, `Store`; `Refused` when the call is not undecided, or a retry is asked of
     /// a run that has ended; `Contended` when the owner did not read it in time, though it may still.
     pub async fn reconcile(
-        &self,
+        self: &Arc<Self>,
         asker: &Asker,
-        id: &RunId,
-        call: (u32, &CallId),
+        run: &RunId,
+        (turn, call_id): (u32, &CallId),
         request: ReconcileCall,
     ) -> Result<(), CommandError> {
         let (resolution, note) = check(request)?;
-        let deciding = Deciding { asker, turn: call.0, call_id: call.1, resolution, note };
-        let deadline = Instant::now() + OWNER_TIME;
+        let (asker, run, call_id) = (asker.clone(), run.clone(), call_id.clone());
+        let deciding = Deciding { asker, run, turn, call_id, resolution, note };
+        // Comes to its end although its caller has gone: what was left with an owner that lets go is applied here.
+        let commands = Arc::clone(self);
+        let applying = self.tasks.spawn(async move { commands.until_applied(&deciding).await });
+        applying.await.unwrap_or_else(|_panicked| Err(CommandError::Interrupted))
+    }
+
+    async fn until_applied(&self, deciding: &Deciding) -> Result<(), CommandError> {
+        let asker = &deciding.asker;
+        let deadline = Instant::now() + self.allow.owner_time;
         let mut left = None;
         while Instant::now() < deadline {
-            let view = self.view(asker, id).await?;
+            let view = self.view(asker, &deciding.run).await?;
             let mut changes = self.hub.subscribe(&asker.tenant, view.uid);
             let open = view.undecided.iter().find(|call| deciding.is_about(call));
             let Some(open) = open.filter(|open| left.is_none_or(|since| since == open.since)) else {
-                return self.decided(&deciding, &view, left.is_some()).await;
+                return self.decided(deciding, &view, left.is_some()).await;
             };
             if !view.owned {
-                if self.decide_call(&deciding, &view, left.is_none()).await? {
+                if self.decide_call(deciding, &view, left.is_none()).await? {
                     return Ok(());
                 }
             } else if left.is_none() {
-                left = self.leave(&deciding, &view, open.since).await?;
+                left = self.leave(deciding, &view, open.since).await?;
             } else {
                 tokio::select! {
                     _ = changes.next() => {}
@@ -80,22 +88,22 @@ impl Commands {
     }
 
     /// The call is not undecided: by this very decision, when it was left with the owner, or by somebody else.
-    async fn decided(&self, deciding: &Deciding<'_>, view: &RunView, left: bool) -> Result<(), CommandError> {
+    async fn decided(&self, deciding: &Deciding, view: &RunView, left: bool) -> Result<(), CommandError> {
         let call = self.receipt(deciding, view).await?;
         let ours = left && call.decided_by.as_ref() == Some(&deciding.asker.actor) && deciding.agrees(&call.stage);
         if ours { Ok(()) } else { Err(Refusal::NotReconcilable.into()) }
     }
 
-    async fn receipt(&self, deciding: &Deciding<'_>, view: &RunView) -> Result<Call, CommandError> {
+    async fn receipt(&self, deciding: &Deciding, view: &RunView) -> Result<Call, CommandError> {
         let tenant = &deciding.asker.tenant;
-        let call = self.store.receipt_fetch(tenant, view.uid, deciding.turn, deciding.call_id).await?;
+        let call = self.store.receipt_fetch(tenant, view.uid, deciding.turn, &deciding.call_id).await?;
         call.ok_or(CommandError::CallNotFound)
     }
 
     /// Leaves the decision with the node that owns the run. `None`: nobody owns it any more.
     async fn leave(
         &self,
-        deciding: &Deciding<'_>,
+        deciding: &Deciding,
         view: &RunView,
         since: Timestamp,
     ) -> Result<Option<Timestamp>, CommandError> {
@@ -118,16 +126,16 @@ impl Commands {
     /// Decides a call of a run that nobody owns. `false`: the run changed meanwhile.
     async fn decide_call(
         &self,
-        deciding: &Deciding<'_>,
+        deciding: &Deciding,
         view: &RunView,
         with_audit: bool,
     ) -> Result<bool, CommandError> {
-        let Loaded { mut envelope, fence, .. } = self.load(deciding.asker, view.uid).await?;
-        let named = |call: &&Call| call.key.turn == deciding.turn && call.call_id == *deciding.call_id;
+        let Loaded { mut envelope, fence, .. } = self.load(&deciding.asker, view.uid).await?;
+        let named = |call: &&Call| call.key.turn == deciding.turn && call.call_id == deciding.call_id;
         let Some(key) = envelope.undecided().find(named).map(|call| call.key) else { return Ok(false) };
         let commit = apply(&mut envelope, Fact::Reconciled(Box::new(deciding.about(key))), self.clock.now())?;
         let audit = if with_audit { vec![self.audit_of(deciding, &view.id)] } else { Vec::new() };
-        if !self.decide(deciding.asker, view.uid, fence, &commit, &audit).await? {
+        if !self.decide(&deciding.asker, view.uid, fence, &commit, &audit).await? {
             return Ok(false);
         }
         if envelope.head.status == Status::Queued {
@@ -136,12 +144,12 @@ impl Commands {
         Ok(true)
     }
 
-    fn audit_of(&self, deciding: &Deciding<'_>, run: &RunId) -> AuditRow {
+    fn audit_of(&self, deciding: &Deciding, run: &RunId) -> AuditRow {
         let note = deciding.note.as_deref();
         self.reconciliation_row(
-            deciding.asker,
+            &deciding.asker,
             run,
-            (deciding.turn, deciding.call_id),
+            (deciding.turn, &deciding.call_id),
             deciding.resolution.code(),
             note,
         )
@@ -174,9 +182,9 @@ impl Commands {
     }
 }
 
-impl Deciding<'_> {
+impl Deciding {
     fn is_about(&self, call: &UndecidedCall) -> bool {
-        call.turn == self.turn && call.call_id == *self.call_id
+        call.turn == self.turn && call.call_id == self.call_id
     }
 
     fn about(&self, key: CallKey) -> Reconciliation {

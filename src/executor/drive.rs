@@ -40,7 +40,6 @@ const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
 pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals, begun: Option<Envelope>) {
     let run = AssertUnwindSafe(drive_to_rest(shared, claim, signals, begun)).catch_unwind().await;
-    shared.parts.dispatch.release(claim).await;
     match run {
         Ok(Ok(())) => {}
         Ok(Err(Stopped::Draining)) => release(shared, claim, false).await,
@@ -62,6 +61,8 @@ pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals,
             release(shared, claim, true).await;
         }
     }
+    // Last: a server that is slow to say good-bye must not keep the run from its next owner.
+    shared.parts.dispatch.release(claim).await;
 }
 
 /// Gives a run back, if it is still this claim's. `crashed` counts against the run.
@@ -318,7 +319,11 @@ impl<'a> Drive<'a> {
     /// What people decided while other calls of the turn were out.
     async fn heed_decisions(&mut self) -> Result<(), Stopped> {
         let decisions = std::mem::take(&mut *self.signals.decisions.lock());
-        for decided in decisions {
+        for (since, decided) in decisions {
+            // Read twice, it may come after the attempt that it allowed was lost again: that is another question.
+            if !self.envelope.is_unknown_since(decided.key, since) {
+                continue;
+            }
             match self.decide(Fact::Reconciled(Box::new(decided))).await {
                 // It was applied before: a decision comes again until its call is not undecided any more.
                 Err(Stopped::Refused(Refusal::NotReconcilable)) => {}

@@ -12,16 +12,20 @@ use tokio::time::Instant;
 pub(super) struct Lease {
     length: Duration,
     beaten_at: Mutex<Option<Instant>>,
+    /// When a beat succeeded again after the lease had lapsed: the others may have been as silent, for the same reason.
+    back_since: Mutex<Option<Instant>>,
 }
 
 impl Lease {
     pub(super) const fn new(length: Duration) -> Self {
-        Self { length, beaten_at: parking_lot::const_mutex(None) }
+        Self { length, beaten_at: parking_lot::const_mutex(None), back_since: parking_lot::const_mutex(None) }
     }
 
     /// A beat that was *started* at that instant succeeded.
     pub(super) fn beaten(&self, started: Instant) {
-        *self.beaten_at.lock() = Some(started);
+        if self.beaten_at.lock().replace(started).is_some_and(|before| before.elapsed() >= self.length) {
+            *self.back_since.lock() = Some(Instant::now());
+        }
     }
 
     /// Other nodes may have taken over, or soon will.
@@ -33,6 +37,12 @@ impl Lease {
     pub(super) fn holds(&self) -> bool {
         let spare = self.length / 5;
         self.beaten_at.lock().is_some_and(|at| at.elapsed() + spare < self.length)
+    }
+
+    /// Whether this node may say that others are dead. After an outage of the database every beat is old: whoever is
+    /// back first waits as long as the others may need, or it would take their runs from them.
+    pub(super) fn may_judge(&self) -> bool {
+        self.holds() && self.back_since.lock().is_none_or(|since| since.elapsed() >= self.length)
     }
 
     /// How often to beat.
@@ -57,5 +67,22 @@ mod tests {
         lease.beaten(Instant::now());
         lease.lapse();
         assert!(!lease.holds());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_back_after_an_outage_calls_nobody_dead_for_the_length_of_a_lease() {
+        let lease = Lease::new(Duration::from_secs(10));
+        lease.beaten(Instant::now());
+        assert!(lease.may_judge(), "a node that has just started looks for the dead at once");
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!lease.may_judge(), "its own lease is not certain");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        lease.beaten(Instant::now());
+        assert!(lease.holds() && !lease.may_judge());
+        tokio::time::advance(Duration::from_secs(5)).await;
+        lease.beaten(Instant::now());
+        assert!(!lease.may_judge());
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!(lease.may_judge());
     }
 }

@@ -25,6 +25,7 @@ use crate::model::Models;
 use crate::run::envelope::Envelope;
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
+use crate::run::time::Timestamp;
 use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
 use lease::Lease;
@@ -96,7 +97,7 @@ struct Signals {
     /// The node lost the run: nothing of it may be sent or written any more.
     lost: CancellationToken,
     /// What people decided about its undecided calls, not yet applied.
-    decisions: Arc<Mutex<Vec<Reconciliation>>>,
+    decisions: Arc<Mutex<Vec<(Timestamp, Reconciliation)>>>,
     /// There are some.
     decided: Arc<Notify>,
 }

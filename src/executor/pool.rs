@@ -195,7 +195,8 @@ impl Shared {
 
     /// Reads what others wish of a run and hands it to the task that drives it.
     pub(super) async fn attend(&self, claim: &Claim) {
-        let driven = self.owned.get(&claim.uid).map(|owned| owned.1.clone());
+        // Of this very drive: what is taken for one that has just ended would be lost. It stays until the next beat.
+        let driven = self.owned.get(&claim.uid).filter(|owned| owned.0 == claim.fence).map(|owned| owned.1.clone());
         let Some(signals) = driven else { return };
         match self.parts.store.wishes_take(claim).await {
             Ok(wishes) => {
@@ -218,7 +219,7 @@ impl Shared {
     /// Frees the runs of nodes that stopped beating. A node that is not sure of its own lease leaves that to others:
     /// it would only find itself.
     async fn take_over(&self) {
-        if !self.lease.holds() {
+        if !self.lease.may_judge() {
             return;
         }
         let lease_ms = i64::try_from(self.settings.lease.as_millis()).unwrap_or(i64::MAX);

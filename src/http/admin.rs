@@ -94,10 +94,19 @@ pub(super) async fn reconciliation_list(
     let mut query = Query::parse(query.as_deref());
     let (limit, after) = (query.take_limit()?, query.take_cursor::<UndecidedCursor>()?);
     query.finish()?;
-    let page = api.store.undecided_list(&caller.tenant, after.map(|UndecidedCursor(place)| place), limit).await?;
-    let last = page.last().filter(|_| page.more).and_then(since);
-    let next_cursor = last.map(|place| encode(&UndecidedCursor(place)));
-    Ok(Json(ReconciliationPage { data: page.into_iter().filter_map(view).collect(), next_cursor }))
+    let mut after = after.map(|UndecidedCursor(place)| place);
+    loop {
+        let page = api.store.undecided_list(&caller.tenant, after, limit).await?;
+        let last = page.last().filter(|_| page.more).and_then(since);
+        let data: Vec<ReconciliationView> = page.into_iter().filter_map(view).collect();
+        // A page of nothing but calls that go on by themselves would look like the end.
+        if data.is_empty() && last.is_some() {
+            after = last;
+            continue;
+        }
+        let next_cursor = last.map(|place| encode(&UndecidedCursor(place)));
+        return Ok(Json(ReconciliationPage { data, next_cursor }));
+    }
 }
 
 fn since(found: &FoundCall) -> Option<ReceiptPlace> {
@@ -107,13 +116,12 @@ fn since(found: &FoundCall) -> Option<ReceiptPlace> {
 
 /// `None` for a call that goes on by itself.
 fn view(found: FoundCall) -> Option<ReconciliationView> {
-    let FoundCall { run_id, uid, call } = found;
-    if !call.is_undecided() {
+    let FoundCall { run_id, uid, ended, call } = found;
+    if !call.is_undecided_in(ended) {
         return None;
     }
     let undecided = undecided_call(&call)?;
-    // Whether its run has ended is told where the run is: an attempt more is then refused with a clear text.
-    let links = links::reconcile_each(&run_id, std::slice::from_ref(&undecided), true).collect();
+    let links = links::reconcile_each(&run_id, std::slice::from_ref(&undecided), !ended).collect();
     Some(ReconciliationView {
         idempotency_key: idempotency_key(uid, call.key),
         run_id,

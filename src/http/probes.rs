@@ -1,22 +1,27 @@
 //! What operators and browsers ask first: is it alive, is it ready, what does it count, what can it do.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::{Html, IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
+use tokio::time::timeout;
 use utoipa::ToSchema;
 
 use super::{Api, Phase};
+
+/// Whoever asks for readiness waits a few seconds at most.
+const DATABASE_TIME: Duration = Duration::from_secs(2);
 
 const FRONT: &str = include_str!("front.html");
 
 /// Whether the server can take requests.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Readiness {
-    /// `starting`, `ready` or `draining`.
+    /// `starting`, `ready`, `failing` (it cannot reach what it depends on) or `draining`.
     status: &'static str,
     /// What it depends on.
     checks: Checks,
@@ -48,16 +53,21 @@ pub(super) async fn health() -> &'static str {
 )]
 pub(super) async fn readiness(State(api): State<Arc<Api>>) -> (StatusCode, Json<Readiness>) {
     let phase = *api.phase.borrow();
-    let database = match api.store.ping().await {
-        Ok(()) => "ok",
-        Err(fault) => {
+    let database = match timeout(DATABASE_TIME, api.store.ping()).await {
+        Ok(Ok(())) => "ok",
+        Ok(Err(fault)) => {
             tracing::warn!(%fault, "not ready");
+            "failing"
+        }
+        Err(_elapsed) => {
+            tracing::warn!("not ready: the database does not answer");
             "failing"
         }
     };
     let status = match phase {
         Phase::Starting => "starting",
-        Phase::Ready => "ready",
+        Phase::Ready if database == "ok" => "ready",
+        Phase::Ready => "failing",
         Phase::Draining => "draining",
     };
     let is_ready = phase == Phase::Ready && database == "ok";

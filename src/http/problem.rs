@@ -373,6 +373,7 @@ fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
         Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
+        Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
         Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),
         Refusal::NothingDecided => conflict(code, "Nothing is decided", detail),

@@ -104,7 +104,7 @@ pub(super) async fn receipt_fetch(
 
 /// The receipt of a call of that run.
 fn of(run: &RunView, call: Call) -> Receipt {
-    Receipt::new(FoundCall { run_id: run.id.clone(), uid: run.uid, call })
+    Receipt::new(FoundCall { run_id: run.id.clone(), uid: run.uid, ended: run.head.status.is_terminal(), call })
 }
 
 /// List receipts across the tenant's runs, newest first.

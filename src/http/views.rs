@@ -14,7 +14,7 @@ use crate::run::ids::{CallId, RunId};
 use crate::run::message::{Content, Message, Role};
 use crate::run::outcome::ToolError;
 use crate::run::result::{RunError, Usage};
-use crate::run::spec::{ModelSpec, Replay, SideEffectClass};
+use crate::run::spec::{Limits, ModelSpec, Replay, SideEffectClass};
 use crate::run::time::Timestamp;
 use crate::store::{FoundCall, ReceiptPlace, RunView};
 
@@ -37,6 +37,8 @@ pub(super) struct Run {
     binding_id: Option<String>,
     /// What the run is bound to.
     binding: BindingView,
+    /// What it may use over its whole life, as it holds now.
+    limits: Limits,
     /// The final answer, once it is completed.
     output: Option<Output>,
     /// Why it failed.
@@ -119,6 +121,7 @@ impl From<RunView> for Run {
             metadata: spec.metadata,
             binding_id: spec.binding_id,
             binding: BindingView { revision: binding_revision, mcp },
+            limits: head.state.limits.unwrap_or(spec.limits),
             output,
             error: head.state.error,
             turns: head.state.turns,
@@ -272,7 +275,7 @@ pub(super) struct Receipt {
 impl Receipt {
     /// The receipt of a call.
     pub(super) fn new(found: FoundCall) -> Self {
-        let FoundCall { run_id, uid, call } = found;
+        let FoundCall { run_id, uid, ended: _, call } = found;
         let mut receipt = Self {
             run_id,
             turn: call.key.turn,

@@ -156,6 +156,11 @@ impl Call {
         }
     }
 
+    /// The same where the run may have ended: of such a run nothing is sent again, so nothing goes on by itself.
+    pub fn is_undecided_in(&self, ended: bool) -> bool {
+        self.is_undecided() || (ended && matches!(self.stage, Stage::Indeterminate { .. }))
+    }
+
     /// Whether the call is to be sent next: never sent, or unknown with the right to one more attempt.
     pub fn is_sendable(&self) -> bool {
         match &self.stage {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
 use super::event::UndecidedCall;
-use super::ids::{Actor, RunId, RunUid, TenantId};
+use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, RunSpec};
@@ -114,7 +114,14 @@ pub struct HeadState {
 impl Envelope {
     /// The calls that only a person can decide.
     pub fn undecided(&self) -> impl Iterator<Item = &Call> {
-        self.calls.iter().filter(|call| call.is_undecided())
+        let ended = self.head.status.is_terminal();
+        self.calls.iter().filter(move |call| call.is_undecided_in(ended))
+    }
+
+    /// Whether the outcome of this call is unknown since that very time.
+    pub fn is_unknown_since(&self, key: CallKey, time: Timestamp) -> bool {
+        let unknown = |call: &Call| matches!(call.stage, Stage::Indeterminate { since, .. } if since == time);
+        self.calls.iter().any(|call| call.key == key && unknown(call))
     }
 
     /// Whether a call is out, or was when the leg's process died.

@@ -32,6 +32,9 @@ pub enum Refusal {
     /// The call has its result, was never sent, or may go on by itself.
     #[error("the call is not undecided")]
     NotReconcilable,
+    /// The run is driven, or waits for somebody.
+    #[error("the run has not ended")]
+    RunNotEnded,
     /// The run has calls whose outcome nobody knows.
     #[error("the run has calls whose outcome nobody knows: decide them first")]
     CallsUndecided,
@@ -54,6 +57,7 @@ impl Refusal {
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
+            Self::RunNotEnded => "run-not-ended",
             Self::CallsUndecided => "calls-undecided",
             Self::NothingDecided => "nothing-decided",
             Self::Impossible(_) => "internal",

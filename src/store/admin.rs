@@ -67,6 +67,8 @@ pub struct FoundCall {
     pub run_id: RunId,
     /// The run's internal identity.
     pub uid: RunUid,
+    /// Whether the run has ended.
+    pub ended: bool,
     /// The call.
     pub call: Call,
 }

@@ -168,12 +168,14 @@ impl CallText {
 pub(super) struct FoundText {
     pub(super) run_id: RunId,
     pub(super) uid: RunUid,
+    pub(super) ended: bool,
     pub(super) call: CallText,
 }
 
 impl FoundText {
     pub(super) fn decode(self, bodies: &Bodies) -> Result<FoundCall, StoreError> {
-        Ok(FoundCall { run_id: self.run_id, uid: self.uid, call: self.call.decode(self.uid, bodies)? })
+        let Self { run_id, uid, ended, call } = self;
+        Ok(FoundCall { run_id, uid, ended, call: call.decode(uid, bodies)? })
     }
 }
 

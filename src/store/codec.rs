@@ -151,9 +151,10 @@ impl ViewText {
     }
 
     pub(super) fn decode(mut self, bodies: &Bodies) -> Result<RunView, StoreError> {
+        let ended = self.view.head.status.is_terminal();
         for call in self.calls {
             let call = call.decode(self.view.uid, bodies)?;
-            if call.is_undecided() {
+            if call.is_undecided_in(ended) {
                 self.view.undecided.extend(crate::run::envelope::undecided_call(&call));
             }
         }
@@ -162,10 +163,13 @@ impl ViewText {
 }
 
 /// What others wish of a run, from its columns.
-pub(super) fn wishes(cancel: Option<String>, decisions: &[String]) -> Result<Wishes, StoreError> {
+pub(super) fn wishes(cancel: Option<String>, decisions: &[(i64, String)]) -> Result<Wishes, StoreError> {
     Ok(Wishes {
         cancel_requested_by: cancel.map(|by| named("actor", Actor::parse(by))).transpose()?,
-        decisions: decisions.iter().map(|body| decode("decision", body)).collect::<Result<_, _>>()?,
+        decisions: decisions
+            .iter()
+            .map(|(since, body)| Ok((Timestamp::from_millis(*since), decode("decision", body)?)))
+            .collect::<Result<_, StoreError>>()?,
     })
 }
 

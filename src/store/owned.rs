@@ -6,6 +6,7 @@ use super::{CommitRows, StoreError};
 use crate::run::commit::Commit;
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{Actor, Fence, NodeId, RunUid, TenantId};
+use crate::run::time::Timestamp;
 
 /// A run that a node took.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +91,9 @@ pub trait ExecutorStore: Send + Sync {
 pub struct Wishes {
     /// Who wished it cancelled.
     pub cancel_requested_by: Option<Actor>,
-    /// What people decided about its undecided calls.
-    pub decisions: Vec<Reconciliation>,
+    /// What people decided about its undecided calls, each with the time since when nobody knew: a call is another
+    /// question each time that it becomes undecided.
+    pub decisions: Vec<(Timestamp, Reconciliation)>,
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.

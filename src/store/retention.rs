@@ -91,7 +91,8 @@ pub enum Deletion {
 /// Deletes, by age or by wish.
 #[async_trait]
 pub trait RetentionStore: Send + Sync {
-    /// Deletes one run whole, receipts and kept keys too, beside its row of the audit, in one transaction.
+    /// Deletes one run whole, receipts too, beside its row of the audit, in one transaction. A key that created it stays
+    /// until it expires: a request that is sent once more must not do everything again.
     async fn run_delete(&self, tenant: &TenantId, uid: RunUid, audit: &AuditRow) -> Result<Deletion, StoreError>;
     /// Runs that have something older than this, oldest first, strictly after `after`; none that waits for a person.
     async fn old_list(

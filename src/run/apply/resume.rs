@@ -31,7 +31,8 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     }
     let authorized = authorized(envelope, &resume.retry);
     let waits = envelope.undecided().any(|call| !authorized.contains(&call.key));
-    if waits && authorized.is_empty() {
+    let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
+    if waits && authorized.is_empty() && !tightens {
         return Err(Refusal::NothingDecided);
     }
     let mut draft = Draft::new(envelope, now);

@@ -67,9 +67,9 @@ impl RunStore for SteadyPostgres {
     async fn run_admit(&self, admission: Admission) -> Result<Admitted, StoreError> {
         let store = self.now();
         let admitted = self.within(&store, runs::run_admit(&store, &admission)).await?;
-        if admitted == Admitted::Created {
+        if matches!(admitted, Admitted::Created | Admitted::NotTaken) {
             self.hints.tell(Hint::Feed);
-            if admission.owner.is_none() {
+            if admitted == Admitted::NotTaken || admission.owner.is_none() {
                 self.hints.tell(Hint::Due);
             }
         }

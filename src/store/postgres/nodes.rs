@@ -69,7 +69,11 @@ pub(super) async fn node_retire(store: &PostgresStore, node: NodeId) -> Result<(
         .bind(node.0)
         .execute(&mut *tx)
         .await?;
-    sqlx::query("UPDATE runs SET owner = NULL, due_at = now_ms() WHERE owner = $1")
+    // Locked in the order of the journal's batches, which may be under way.
+    sqlx::query(
+        "UPDATE runs SET owner = NULL, due_at = now_ms() WHERE (tenant_id, uid) IN ( \
+           SELECT tenant_id, uid FROM runs WHERE owner = $1 ORDER BY tenant_id, uid FOR NO KEY UPDATE)",
+    )
         .bind(node.0)
         .execute(&mut *tx)
         .await?;

@@ -55,6 +55,13 @@ impl Patience {
     }
 }
 
+impl Patience {
+    /// For a connection to be free.
+    fn acquire(self) -> Duration {
+        self.statement * 2 / 3
+    }
+}
+
 impl SteadyPostgres {
     pub(in crate::store) async fn open(url: &str, migrate: bool, lease: Duration) -> Result<Self, StoreError> {
         let options = url.parse::<PgConnectOptions>()?.application_name("countersign");
@@ -96,7 +103,8 @@ impl SteadyPostgres {
         store: &Arc<PostgresStore>,
         work: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        self.limited(self.patience.statement.saturating_add(GRACE), store, work).await
+        let most = self.patience.acquire().saturating_add(self.patience.statement).saturating_add(GRACE);
+        self.limited(most, store, work).await
     }
 
     /// The same for a beat.
@@ -187,7 +195,7 @@ fn connect(options: &PgConnectOptions, patience: Patience) -> PostgresStore {
         ("enable_material", "off"),
     ]);
     // A request waits for a connection for less time than it has in all: a full house is not a silent database.
-    let acquire = patience.statement * 2 / 3;
+    let acquire = patience.acquire();
     PostgresStore {
         writer: pool_options(1, acquire).connect_lazy_with(of_writer),
         turn: Mutex::default(),

@@ -49,12 +49,36 @@ pub(super) async fn decision_leave(
     .bind(codec::encode("decision", decided)?)
     .execute(&mut *tx)
     .await?;
-    if kept.rows_affected() == 0 {
+    if kept.rows_affected() == 1 {
+        audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
+    } else if !is_left(&mut tx, (tenant, uid), decided, since).await? {
         return Ok(Left::Decided);
     }
-    audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(Left::Kept)
+}
+
+/// Whether this very decision was left before: its caller asks again.
+async fn is_left(
+    tx: &mut Transaction<'static, Sqlite>,
+    run: (&TenantId, RunUid),
+    decided: &Reconciliation,
+    since: Timestamp,
+) -> Result<bool, StoreError> {
+    let left: Option<String> = sqlx::query_scalar(
+        "SELECT d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
+           AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
+         WHERE d.tenant_id = ?1 AND d.run_uid = ?2 AND d.turn = ?3 AND d.pos = ?4 AND d.undecided_since = ?5",
+    )
+    .bind(run.0.as_str())
+    .bind(run.1.0)
+    .bind(i64::from(decided.key.turn))
+    .bind(i64::from(decided.key.position))
+    .bind(since.as_millis())
+    .fetch_optional(&mut **tx)
+    .await?;
+    let left: Option<Reconciliation> = left.map(|body| codec::decode("decision", &body)).transpose()?;
+    Ok(left.as_ref() == Some(decided))
 }
 
 pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wishes, StoreError> {
@@ -69,8 +93,8 @@ pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wi
     .fetch_optional(&mut *tx)
     .await?;
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
-    let decisions: Vec<String> = sqlx::query_scalar(
-        "SELECT d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
+    let decisions: Vec<(i64, String)> = sqlx::query_as(
+        "SELECT d.undecided_since, d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
            AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
          WHERE d.tenant_id = ?1 AND d.run_uid = ?2 ORDER BY d.turn, d.pos",
     )
@@ -110,7 +134,7 @@ pub(super) async fn audit_insert(
 macro_rules! select_found {
     () => {
         "SELECT COALESCE(c.run_id, r.id) AS id, c.run_uid, c.body, c.input, \
-           c.output, c.blobs \
+           c.output, c.blobs, r.uid IS NULL OR r.finished_at IS NOT NULL AS ended \
          FROM calls c LEFT JOIN runs r ON r.tenant_id = c.tenant_id AND r.uid = c.run_uid WHERE c.tenant_id = ?1 "
     };
 }
@@ -210,7 +234,8 @@ fn found(row: &SqliteRow) -> Result<FoundText, StoreError> {
     let blobs: Option<String> = row.try_get("blobs")?;
     let call = CallText::read(row.try_get("body")?, row.try_get("input")?, row.try_get("output")?, blobs.as_deref())?;
     let id = row.try_get::<Option<String>, _>("id")?.and_then(RunId::parse);
-    Ok(FoundText { run_id: codec::named("run id", id)?, uid: RunUid(row.try_get("run_uid")?), call })
+    let (run_id, uid) = (codec::named("run id", id)?, RunUid(row.try_get("run_uid")?));
+    Ok(FoundText { run_id, uid, ended: row.try_get("ended")?, call })
 }
 
 pub(super) async fn audit_list(

@@ -35,7 +35,6 @@ impl RetentionStore for SqliteStore {
             Some((true, true)) => return Ok(Deletion::Undecided),
             Some((true, false)) => {}
         }
-        keys_delete(&mut tx, run).await?;
         for sql in [
             "DELETE FROM events WHERE tenant_id = ?1 AND run_uid = ?2",
             "DELETE FROM messages WHERE tenant_id = ?1 AND run_uid = ?2",

@@ -23,8 +23,8 @@ async fn a_run_is_deleted_whole_when_it_has_ended_and_nothing_waits_for_a_person
     busy["id"] = json!("busy");
     assert_eq!(server.post("/v1/runs", &alice, &busy).await.status.as_u16(), 201);
     server.settled(&run_on("held", &[("charge", json!({ "amount": 5 }))], json!([{ "url": fake.url() }]))).await;
-    delete("busy", alice.clone()).await.problem(409, "run-active");
-    delete("held", alice.clone()).await.problem(409, "run-active");
+    delete("busy", alice.clone()).await.problem(409, "run-not-ended");
+    delete("held", alice.clone()).await.problem(409, "run-not-ended");
     assert_eq!(server.post("/v1/runs/held/cancel", &alice, &json!({})).await.json()["status"], "cancelled");
     let undecided = delete("held", alice.clone()).await.problem(409, "calls-undecided");
     assert!(undecided["links"].as_array().unwrap().iter().any(|link| link["rel"] == "reconciliations"), "{undecided}");

@@ -146,7 +146,7 @@ impl Server {
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,
-            allow: Allowances { scripted_models: true, catalog_max_age_ms: 0 },
+            allow: Allowances { scripted_models: true, catalog_max_age_ms: 0, owner_time: Duration::from_secs(20) },
         };
         Self { store, commands, _ended: ended.drop_guard(), _database: database }
     }

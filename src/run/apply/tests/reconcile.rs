@@ -120,6 +120,19 @@ fn b216_a_call_of_a_cancelled_run_can_be_written_down_and_not_sent_again() {
 }
 
 #[test]
+fn a_repeatable_call_that_is_unknown_when_its_run_ends_can_be_written_down_too() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "look")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    assert_eq!((stages(&run), run.undecided().count()), (vec!["indeterminate"], 1));
+    assert_eq!(apply(&mut run, reconciled(key(1, 0), Resolution::Retry), NOW), Err(Refusal::RunTerminal));
+    apply(&mut run, reconciled(key(1, 0), failed()), NOW).unwrap();
+    assert_eq!((stages(&run), run.undecided().count()), (vec!["failed"], 0));
+}
+
+#[test]
 fn a_bare_id_that_stands_for_several_undecided_calls_allows_none_of_them() {
     let mut run = held(&[("a", "charge")]);
     let mut earlier = run.calls[0].clone();
@@ -137,15 +150,18 @@ fn a_bare_id_that_stands_for_several_undecided_calls_allows_none_of_them() {
 }
 
 #[test]
-fn a_resume_that_is_admitted_tightens_the_limits_of_the_rest() {
+fn a_resume_tightens_the_limits_of_the_rest_also_when_the_run_goes_on_waiting() {
     let mut run = held(&[("a", "charge")]);
     let tight = Limits { max_turns: 1, ..Limits::default() };
     let Fact::Resumed(mut waits) = resume(&run, &[]) else { panic!("a resume") };
+    waits.limits = Some(Limits::default());
+    assert_eq!(apply(&mut run, Fact::Resumed(waits.clone()), NOW), Err(Refusal::NothingDecided), "nothing is tightened");
     waits.limits = Some(tight);
-    assert_eq!(apply(&mut run, Fact::Resumed(waits.clone()), NOW), Err(Refusal::NothingDecided));
+    let commit = apply(&mut run, Fact::Resumed(waits.clone()), NOW).unwrap();
+    assert_eq!((run.head.status, run.limits(), commit.events.len()), (HELD, &tight, 0));
     waits.retry = vec![CallRef { turn: None, call_id: CallId::new("a") }];
     apply(&mut run, Fact::Resumed(waits), NOW).unwrap();
-    assert_eq!(run.limits(), &tight);
+    assert_eq!((run.head.status, run.limits()), (Status::Queued, &tight));
     assert_eq!(tight.looser_than(&Limits::default()), [""; 0]);
     let wide = Limits { max_turns: 21, max_tool_calls: 201, max_parallel_tool_calls: 6, ..Limits::default() };
     let capped = Limits { max_tokens: Some(9), max_duration_s: Some(9), ..Limits::default() };
