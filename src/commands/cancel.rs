@@ -31,6 +31,9 @@ impl Commands {
                 }
                 continue;
             }
+            if self.apply_left(asker, &view).await? {
+                continue;
+            }
             let Loaded { mut envelope, fence, .. } = self.load(asker, uid).await?;
             let commit = match apply(&mut envelope, Fact::Cancelled, self.clock.now()) {
                 // It ended between the two looks.

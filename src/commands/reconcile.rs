@@ -71,6 +71,9 @@ impl Commands {
             let Some(open) = open.filter(|open| left.is_none_or(|since| since == open.since)) else {
                 return self.decided(deciding, &view, left.is_some()).await;
             };
+            if !view.owned && self.apply_left(asker, &view).await? {
+                continue;
+            }
             if !view.owned {
                 if self.decide_call(deciding, &view, left.is_none()).await? {
                     return Ok(());
@@ -85,6 +88,30 @@ impl Commands {
             }
         }
         Err(CommandError::Contended)
+    }
+
+    /// Applies what was left with an owner that let go without reading it. It was there first, and its row of the audit
+    /// too: whoever decides now comes after it. `true`: look at the run again.
+    pub(super) async fn apply_left(&self, asker: &Asker, view: &RunView) -> Result<bool, CommandError> {
+        if view.undecided.is_empty() {
+            return Ok(false);
+        }
+        for (since, left) in self.store.left_list(&asker.tenant, view.uid).await? {
+            let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
+            if !envelope.is_unknown_since(left.key, since) {
+                continue;
+            }
+            let commit = match apply(&mut envelope, Fact::Reconciled(Box::new(left)), self.clock.now()) {
+                // It was applied, or can no longer be: an attempt more of a run that has ended.
+                Err(Refusal::NotReconcilable | Refusal::RunTerminal) => continue,
+                decided => decided?,
+            };
+            if self.decide(asker, view.uid, fence, &commit, &[]).await? && envelope.head.status == Status::Queued {
+                self.executor.wake();
+            }
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// The call is not undecided: by this very decision, when it was left with the owner, or by somebody else.
@@ -124,12 +151,7 @@ impl Commands {
     }
 
     /// Decides a call of a run that nobody owns. `false`: the run changed meanwhile.
-    async fn decide_call(
-        &self,
-        deciding: &Deciding,
-        view: &RunView,
-        with_audit: bool,
-    ) -> Result<bool, CommandError> {
+    async fn decide_call(&self, deciding: &Deciding, view: &RunView, with_audit: bool) -> Result<bool, CommandError> {
         let Loaded { mut envelope, fence, .. } = self.load(&deciding.asker, view.uid).await?;
         let named = |call: &&Call| call.key.turn == deciding.turn && call.call_id == deciding.call_id;
         let Some(key) = envelope.undecided().find(named).map(|call| call.key) else { return Ok(false) };

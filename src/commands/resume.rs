@@ -46,6 +46,9 @@ impl Commands {
             if let Status::Queued | Status::Running = view.head.status {
                 return Err(Refusal::RunActive.into());
             }
+            if self.apply_left(asker, &view).await? {
+                continue;
+            }
             if request.binding_id.is_some() && request.binding_id != view.spec.binding_id {
                 return Err(Refusal::BindingChanged.into());
             }

@@ -326,7 +326,7 @@ impl<'a> Drive<'a> {
             }
             match self.decide(Fact::Reconciled(Box::new(decided))).await {
                 // It was applied before: a decision comes again until its call is not undecided any more.
-                Err(Stopped::Refused(Refusal::NotReconcilable)) => {}
+                Err(Stopped::Refused(Refusal::NotReconcilable | Refusal::RunTerminal)) => {}
                 applied => applied?,
             }
         }

@@ -178,7 +178,11 @@ pub(super) async fn audit_list(
 ) -> Result<Json<AuditPage>, ApiError> {
     let mut query = Query::parse(query.as_deref());
     let (limit, after) = (query.take_limit()?, query.take_cursor::<AuditCursor>()?);
-    let filter = AuditFilter { actor: query.take("actor"), action: query.take("action"), run_id: query.take("run_id") };
+    let filter = AuditFilter {
+        actor: query.take_text("actor"),
+        action: query.take_text("action"),
+        run_id: query.take_text("run_id"),
+    };
     query.finish()?;
     let page = api.store.audit_list(&caller.tenant, &filter, after.map(|AuditCursor(place)| place), limit).await?;
     let last = page.last().filter(|_| page.more);

@@ -45,6 +45,15 @@ impl Query {
         found.pop().map(|(_, value)| value)
     }
 
+    /// Takes text as a column holds it.
+    pub(super) fn take_text(&mut self, name: &str) -> Option<String> {
+        let text = self.take(name)?;
+        if text.chars().any(char::is_control) {
+            self.flaws.push(Flaw::of(name, "must have no control characters"));
+        }
+        Some(text)
+    }
+
     /// Takes every `name[key]=value`.
     pub(super) fn take_map(&mut self, name: &str) -> Vec<(String, String)> {
         let key = |known: &str| {

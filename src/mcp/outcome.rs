@@ -156,7 +156,8 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
 
 fn too_large(excess: Excess) -> Outcome {
     let text = format!("The call was executed, but its result {excess} and was discarded.");
-    failed("result-too-large", text, None)
+    let code = if excess == Excess::ReservedKey { "result-reserved-key" } else { "result-too-large" };
+    failed(code, text, None)
 }
 
 /// Why a result does not keep what the tool's output schema promises.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use crate::run::json::MAX_DEPTH;
+use crate::run::json::{MAX_DEPTH, has_reserved_key};
 
 /// Deepest nesting that the JSON reader takes.
 const READER_DEPTH: usize = 127;
@@ -27,6 +27,8 @@ pub(super) enum Excess {
     Nodes,
     /// The number of content blocks.
     Blocks,
+    /// A key that cannot be kept.
+    ReservedKey,
 }
 
 impl fmt::Display for Excess {
@@ -35,6 +37,7 @@ impl fmt::Display for Excess {
             Self::Bytes(max) => write!(f, "is larger than {max} bytes"),
             Self::Depth => write!(f, "is nested deeper than {MAX_DEPTH} levels"),
             Self::Nodes => write!(f, "has more than {MAX_NODES} values"),
+            Self::ReservedKey => f.write_str("has a key that is reserved"),
             Self::Blocks => write!(f, "has more than {MAX_BLOCKS} content blocks"),
         }
     }
@@ -63,7 +66,7 @@ pub(super) fn excess(text: &[u8]) -> Option<Excess> {
             return Some(Excess::Nodes);
         }
     }
-    None
+    has_reserved_key(text).then_some(Excess::ReservedKey)
 }
 
 #[derive(Deserialize)]
@@ -93,6 +96,7 @@ mod tests {
         let items = |count: usize| format!("[{}0]", "0,".repeat(count - 1));
         assert_eq!(excess(items(MAX_NODES).as_bytes()), None);
         assert_eq!(excess(items(MAX_NODES + 1).as_bytes()), Some(Excess::Nodes));
+        assert_eq!(excess(br#"{"a":{"\u0024serde_json::private::Number":"7"}}"#), Some(Excess::ReservedKey));
         let text = format!("\"\\\"{}{}\\\\\"", "[".repeat(500), ",".repeat(MAX_NODES + 1));
         assert_eq!(excess(text.as_bytes()), None);
     }

@@ -10,13 +10,46 @@ use serde_json::{Map, Number, Value};
 /// How `serde_json` hands an exact number to a visitor: a map with this one key.
 const NUMBER_TOKEN: &str = "$serde_json::private::Number";
 
+/// Keys that the JSON library keeps for itself: an object with one turns into a number or into the text that it holds.
+const RESERVED: &str = "$serde_json::private::";
+
+/// Whether an object of this JSON text has a reserved key, however it is written. Such text is never honest: what would
+/// be read is not what stands there.
+pub fn has_reserved_key(text: &[u8]) -> bool {
+    let suspicious = |pattern: &[u8]| text.windows(pattern.len()).any(|window| window == pattern);
+    if !suspicious(b"\\u") && !suspicious(RESERVED.as_bytes()) {
+        return false;
+    }
+    let (mut begun, mut escaped, mut last) = (None, false, None);
+    for (at, &byte) in text.iter().enumerate() {
+        match begun {
+            Some(_) if escaped => escaped = false,
+            Some(_) if byte == b'\\' => escaped = true,
+            Some(start) if byte == b'"' => (begun, last) = (None, Some((start, at))),
+            Some(_) => {}
+            None if byte == b'"' => begun = Some(at),
+            None if byte == b':' => {
+                let key = last.take().and_then(|(start, end)| text.get(start..=end));
+                if key
+                    .and_then(|key| serde_json::from_slice::<String>(key).ok())
+                    .is_some_and(|key| key.starts_with(RESERVED))
+                {
+                    return true;
+                }
+            }
+            None if byte.is_ascii_whitespace() => {}
+            None => last = None,
+        }
+    }
+    false
+}
+
 /// Parses JSON text, refusing a key that stands twice in one object, at any depth: what is sent is what was checked.
 ///
 /// # Errors
 /// The parser's own words, with line and column.
 pub fn parse_strict(text: &str) -> Result<Value, String> {
-    // An object with the library's private key would turn into a number: such text is never honest.
-    if text.contains("$serde_json::private::") {
+    if has_reserved_key(text.as_bytes()) {
         return Err("reserved key".to_owned());
     }
     let mut parser = serde_json::Deserializer::from_str(text);
@@ -187,6 +220,27 @@ pub fn sha256_hex(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_that_the_library_keeps_for_itself_is_refused_however_it_is_written() {
+        for key in [
+            "$serde_json::private::Number",
+            "\\u0024serde_json::private::RawValue",
+            "\\u0024serde\\u005fjson::private::x",
+        ] {
+            let text = format!("{{\"a\":[{{\"b\":1,\"{key}\" \n: \"7\"}}]}}");
+            assert_eq!(parse_strict(&text), Err("reserved key".to_owned()), "{text}");
+            assert!(has_reserved_key(text.as_bytes()));
+        }
+        // As a value, or cut short, it is text like any other.
+        for text in [
+            r#"{"a":"$serde_json::private::Number"}"#,
+            r#"["\u0024serde_json::private::RawValue"]"#,
+            r#"{"$serde_json":1}"#,
+        ] {
+            assert!(parse_strict(text).is_ok(), "{text}");
+        }
+    }
 
     #[test]
     fn digits_survive_strict_parsing() {

@@ -106,6 +106,8 @@ pub trait AdminStore: Send + Sync {
         since: Timestamp,
         audit: &AuditRow,
     ) -> Result<Left, StoreError>;
+    /// The decisions that were left about a run and were not applied yet, each with since when its call is undecided.
+    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError>;
     /// Calls whose outcome is unknown, longest first, by the time since when it is.
     async fn undecided_list(
         &self,

@@ -17,6 +17,7 @@ use super::calls::CallText;
 use super::{AuditRow, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
+use crate::run::fact::Reconciliation;
 use crate::run::ids::{Actor, RunId, RunUid};
 use crate::run::message::Message;
 use crate::run::status::Status;
@@ -163,14 +164,12 @@ impl ViewText {
 }
 
 /// What others wish of a run, from its columns.
-pub(super) fn wishes(cancel: Option<String>, decisions: &[(i64, String)]) -> Result<Wishes, StoreError> {
-    Ok(Wishes {
-        cancel_requested_by: cancel.map(|by| named("actor", Actor::parse(by))).transpose()?,
-        decisions: decisions
-            .iter()
-            .map(|(since, body)| Ok((Timestamp::from_millis(*since), decode("decision", body)?)))
-            .collect::<Result<_, StoreError>>()?,
-    })
+pub(super) fn wishes(
+    cancel: Option<String>,
+    decisions: Vec<(Timestamp, Reconciliation)>,
+) -> Result<Wishes, StoreError> {
+    let cancel_requested_by = cancel.map(|by| named("actor", Actor::parse(by))).transpose()?;
+    Ok(Wishes { cancel_requested_by, decisions })
 }
 
 /// A row of the audit as it is read: at, id, actor, action, subject, run, detail.

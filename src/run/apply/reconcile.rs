@@ -21,7 +21,8 @@ pub(super) fn reconciled(envelope: &mut Envelope, decided: Reconciliation, now: 
         return Err(Refusal::NotReconcilable);
     }
     let ended = envelope.head.status.is_terminal();
-    if ended && resolution == Resolution::Retry {
+    // A run that is being cancelled sends nothing more either.
+    if (ended || envelope.leg == Leg::Cancelling) && resolution == Resolution::Retry {
         return Err(Refusal::RunTerminal);
     }
     let mut draft = Draft::new(envelope, now);

@@ -333,6 +333,11 @@ impl AdminStore for SteadyPostgres {
         Ok(left)
     }
 
+    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
+        let store = self.now();
+        self.within(&store, admin::left_list(&store, tenant, uid)).await
+    }
+
     async fn undecided_list(
         &self,
         tenant: &TenantId,

@@ -74,9 +74,9 @@ pub(super) async fn node_retire(store: &PostgresStore, node: NodeId) -> Result<(
         "UPDATE runs SET owner = NULL, due_at = now_ms() WHERE (tenant_id, uid) IN ( \
            SELECT tenant_id, uid FROM runs WHERE owner = $1 ORDER BY tenant_id, uid FOR NO KEY UPDATE)",
     )
-        .bind(node.0)
-        .execute(&mut *tx)
-        .await?;
+    .bind(node.0)
+    .execute(&mut *tx)
+    .await?;
     tx.commit().await?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use futures::TryStreamExt as _;
 use futures::stream::BoxStream;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Row, Sqlite, Transaction};
+use sqlx::{Row, Sqlite, SqliteExecutor, Transaction};
 
 use super::SqliteStore;
 use super::reads::blob_list;
@@ -51,34 +51,40 @@ pub(super) async fn decision_leave(
     .await?;
     if kept.rows_affected() == 1 {
         audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
-    } else if !is_left(&mut tx, (tenant, uid), decided, since).await? {
+    } else if !left_in(&mut *tx, tenant, uid).await?.contains(&(since, decided.clone())) {
+        // Another one was left before, or the call is not undecided. The same one again is its caller asking again.
         return Ok(Left::Decided);
     }
     tx.commit().await?;
     Ok(Left::Kept)
 }
 
-/// Whether this very decision was left before: its caller asks again.
-async fn is_left(
-    tx: &mut Transaction<'static, Sqlite>,
-    run: (&TenantId, RunUid),
-    decided: &Reconciliation,
-    since: Timestamp,
-) -> Result<bool, StoreError> {
-    let left: Option<String> = sqlx::query_scalar(
-        "SELECT d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
-           AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
-         WHERE d.tenant_id = ?1 AND d.run_uid = ?2 AND d.turn = ?3 AND d.pos = ?4 AND d.undecided_since = ?5",
+/// What was left and still answers the question that it was made about: each with since when the call is undecided.
+async fn left_in(
+    executor: impl SqliteExecutor<'_>,
+    tenant: &TenantId,
+    uid: RunUid,
+) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
+    let rows: Vec<(i64, String)> = sqlx::query_as(
+        "SELECT d.undecided_since, d.body FROM decisions d JOIN calls c \
+           ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid AND c.turn = d.turn AND c.pos = d.pos \
+           AND c.undecided_since = d.undecided_since \
+         WHERE d.tenant_id = ?1 AND d.run_uid = ?2 ORDER BY d.turn, d.pos",
     )
-    .bind(run.0.as_str())
-    .bind(run.1.0)
-    .bind(i64::from(decided.key.turn))
-    .bind(i64::from(decided.key.position))
-    .bind(since.as_millis())
-    .fetch_optional(&mut **tx)
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .fetch_all(executor)
     .await?;
-    let left: Option<Reconciliation> = left.map(|body| codec::decode("decision", &body)).transpose()?;
-    Ok(left.as_ref() == Some(decided))
+    let left = |(since, body): &(i64, String)| Ok((Timestamp::from_millis(*since), codec::decode("decision", body)?));
+    rows.iter().map(left).collect()
+}
+
+pub(super) async fn left_list(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    uid: RunUid,
+) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
+    left_in(&store.reader, tenant, uid).await
 }
 
 pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wishes, StoreError> {
@@ -93,17 +99,9 @@ pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wi
     .fetch_optional(&mut *tx)
     .await?;
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
-    let decisions: Vec<(i64, String)> = sqlx::query_as(
-        "SELECT d.undecided_since, d.body FROM decisions d JOIN calls c ON c.tenant_id = d.tenant_id AND c.run_uid = d.run_uid \
-           AND c.turn = d.turn AND c.pos = d.pos AND c.undecided_since = d.undecided_since \
-         WHERE d.tenant_id = ?1 AND d.run_uid = ?2 ORDER BY d.turn, d.pos",
-    )
-    .bind(claim.tenant.as_str())
-    .bind(claim.uid.0)
-    .fetch_all(&mut *tx)
-    .await?;
+    let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, &decisions)
+    codec::wishes(cancel, decisions)
 }
 
 pub(super) async fn audit_insert(

@@ -287,6 +287,10 @@ impl AdminStore for SqliteStore {
         admin::decision_leave(self, tenant, uid, decided, since, audit).await
     }
 
+    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
+        admin::left_list(self, tenant, uid).await
+    }
+
     async fn undecided_list(
         &self,
         tenant: &TenantId,

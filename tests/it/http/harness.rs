@@ -94,6 +94,11 @@ impl Server {
         self.database.as_ref().expect("a server on a database").dump().await
     }
 
+    /// Runs SQL behind the server's back.
+    pub(super) async fn execute(&self, sql: &str) {
+        self.database.as_ref().expect("a server on a database").execute(sql).await;
+    }
+
     /// A server whose readers hear nothing, as if other nodes drove all runs.
     pub(super) async fn start_deaf() -> Self {
         Self::start_with(None, |_| Arc::new(Hub::new())).await

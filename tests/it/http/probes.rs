@@ -113,6 +113,7 @@ async fn a_run_is_shown_as_the_contract_says() {
             "metadata",
             "binding_id",
             "binding",
+            "limits",
             "output",
             "error",
             "turns",

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use countersign::run::fact::{Reconciliation, Resolution};
+use countersign::run::ids::{Actor, CallKey, RunId, TenantId};
+use countersign::store::{AuditRow, Left};
 use http::Method;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -16,6 +19,7 @@ both_stores! {
     a_call_is_completed_failed_or_retried_by_name_and_the_last_decision_sets_the_run_going,
     b216_what_became_of_the_calls_of_a_cancelled_run_is_written_down_and_nothing_else_changes,
     a_decision_reaches_a_run_that_a_node_drives_and_is_answered_when_it_is_applied,
+    a_decision_that_an_owner_let_go_without_reading_comes_before_every_later_one,
     of_many_deciders_at_once_one_wins_and_the_others_are_told,
     an_undecided_call_holds_up_neither_other_runs_nor_its_settled_siblings,
     receipts_are_found_across_runs_by_stage_newest_first,
@@ -158,6 +162,45 @@ async fn a_decision_reaches_a_run_that_a_node_drives_and_is_answered_when_it_is_
     assert_eq!(rested(&server, "r").await["status"], "completed");
     let audit = server.get("/v1/admin/audit", &root).await.json();
     assert_eq!(audit["data"].as_array().unwrap().len(), 1, "one decision, one row: {audit}");
+}
+
+async fn a_decision_that_an_owner_let_go_without_reading_comes_before_every_later_one(database: Database) {
+    let (server, fake) = lossy(database).await;
+    server.settled(&charges("r", &fake, 2)).await;
+    let acme = TenantId::parse("acme").unwrap();
+    let view = server.app.store.run_fetch(&acme, &RunId::parse("r").unwrap()).await.unwrap().unwrap();
+    // As if a node owned the run, a decision was left with it, and it let go, and whoever left it died.
+    server.execute("UPDATE runs SET owner = uid").await;
+    let left = Reconciliation {
+        actor: Actor::parse("ann").unwrap(),
+        key: CallKey { turn: 1, position: 0 },
+        resolution: Resolution::Complete { output: json!("charged by hand") },
+    };
+    let audit = AuditRow {
+        id: uuid::Uuid::new_v4(),
+        at: view.head.updated_at,
+        actor: left.actor.clone(),
+        action: "reconciliation.complete".to_owned(),
+        subject: "r/1/call_1".to_owned(),
+        run_id: Some(view.id.clone()),
+        detail: json!({}),
+    };
+    let since = view.undecided[0].since;
+    let kept = server.app.store.decision_leave(&acme, view.uid, &left, since, &audit).await.unwrap();
+    assert_eq!(kept, Left::Kept);
+    server.execute("UPDATE runs SET owner = NULL").await;
+    let root = admin(&server);
+    let later = server.post(&path("r", "call_1"), &root, &json!({ "resolution": "fail" })).await;
+    later.problem(409, "not-reconcilable");
+    let receipt = server.get("/v1/runs/r/receipts/1/call_1", &root).await.json();
+    assert_eq!((&receipt["stage"], &receipt["decided_by"]), (&json!("completed"), &json!("ann")), "the first counts");
+    let last = server.post(&path("r", "call_2"), &root, &json!({ "resolution": "fail" })).await;
+    assert_eq!(last.status.as_u16(), 200, "{:?}", last.body);
+    assert_eq!(rested(&server, "r").await["status"], "completed");
+    let audit = server.get("/v1/admin/audit", &root).await.json();
+    let by: Vec<_> = audit["data"].as_array().unwrap().iter().map(|row| row["actor"].as_str().unwrap()).collect();
+    assert_eq!(by, ["root", "ann"], "one row a decision that counts");
+    assert_eq!(fake.count("tools/call"), 2);
 }
 
 async fn of_many_deciders_at_once_one_wins_and_the_others_are_told(database: Database) {

@@ -197,3 +197,22 @@ async fn a_server_whose_keys_do_not_open_the_stored_secrets_does_not_start() {
     let said = format!("{refused:#}");
     assert!(said.contains("COUNTERSIGN_MASTER_KEYS") && !said.contains("canary"), "{said}");
 }
+
+#[tokio::test]
+async fn arguments_with_a_key_that_the_reader_keeps_for_itself_never_reach_the_boundary() {
+    let world = World::start().await;
+    for (id, arguments) in [
+        ("raw", r#"{"amount":5,"x":{"\u0024serde_json::private::RawValue":"{bad"}}"#),
+        ("number", r#"{"amount":{"\u0024serde_json::private::Number":"7"}}"#),
+    ] {
+        let mut body = world.charge(id);
+        body["model"]["script"][0]["tool_calls"][0]["arguments"] = json!(arguments);
+        let created = world.create(body).await.unwrap();
+        let view = world.rested(&created.id).await;
+        assert_eq!(view.head.status.code(), "completed", "{:?}", view.head);
+        let events = world.events(&view).await;
+        let output = events.iter().find(|(kind, _)| kind == "tool-output").map(|(_, event)| event).unwrap();
+        assert_eq!((&output["stage"], &output["rule"]), (&json!("rejected"), &json!("invalid-arguments")), "{output}");
+    }
+    assert_eq!(world.demo.ledger.entries().len(), 0, "nothing was charged");
+}

@@ -267,6 +267,10 @@ impl AdminStore for FlakyStore {
         self.write("decision_leave", self.store.decision_leave(tenant, uid, decided, since, audit)).await
     }
 
+    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
+        self.store.left_list(tenant, uid).await
+    }
+
     async fn undecided_list(
         &self,
         tenant: &TenantId,

@@ -104,6 +104,18 @@ fn a_call_is_decided_while_its_siblings_are_still_out_and_the_run_goes_on_by_its
 }
 
 #[test]
+fn a_run_that_is_being_cancelled_takes_results_and_no_further_attempt() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge"), ("b", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    run.leg = crate::run::envelope::Leg::Cancelling;
+    assert_eq!(apply(&mut run, reconciled(key(1, 0), Resolution::Retry), NOW), Err(Refusal::RunTerminal));
+    let commit = apply(&mut run, reconciled(key(1, 0), completed()), NOW).unwrap();
+    assert!(commit.sends.is_empty());
+}
+
+#[test]
 fn b216_a_call_of_a_cancelled_run_can_be_written_down_and_not_sent_again() {
     let mut run = held(&[("a", "charge"), ("b", "charge")]);
     apply(&mut run, Fact::Cancelled, NOW).unwrap();
@@ -155,7 +167,11 @@ fn a_resume_tightens_the_limits_of_the_rest_also_when_the_run_goes_on_waiting() 
     let tight = Limits { max_turns: 1, ..Limits::default() };
     let Fact::Resumed(mut waits) = resume(&run, &[]) else { panic!("a resume") };
     waits.limits = Some(Limits::default());
-    assert_eq!(apply(&mut run, Fact::Resumed(waits.clone()), NOW), Err(Refusal::NothingDecided), "nothing is tightened");
+    assert_eq!(
+        apply(&mut run, Fact::Resumed(waits.clone()), NOW),
+        Err(Refusal::NothingDecided),
+        "nothing is tightened"
+    );
     waits.limits = Some(tight);
     let commit = apply(&mut run, Fact::Resumed(waits.clone()), NOW).unwrap();
     assert_eq!((run.head.status, run.limits(), commit.events.len()), (HELD, &tight, 0));
