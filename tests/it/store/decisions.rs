@@ -57,7 +57,11 @@ async fn left_for_the_owner(database: Database) {
         }
     };
     assert_eq!(leave(0, 1).await, Left::Kept);
-    assert_eq!(leave(0, 2).await, Left::Decided, "somebody was faster");
+    assert_eq!(leave(0, 2).await, Left::Kept, "its caller asks again; no second row of the audit");
+    let other = Reconciliation { actor: actor("eve"), ..decided(0) };
+    let audit = row(9, "reconciliation.complete", "eve");
+    let late = store.decision_leave(&run.tenant, run.uid, &other, at(2), &audit).await.unwrap();
+    assert_eq!(late, Left::Decided, "somebody was faster");
     assert_eq!(leave(1, 3).await, Left::Kept);
     let wanted = Wishes { cancel_requested_by: None, decisions: vec![(at(2), decided(0)), (at(2), decided(1))] };
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted);
