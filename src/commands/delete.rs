@@ -5,7 +5,6 @@ use serde_json::json;
 use super::{Asker, CommandError, Commands};
 use crate::run::ids::RunId;
 use crate::run::refusal::Refusal;
-use crate::store::AuditRow;
 use crate::store::retention::Deletion;
 
 impl Commands {
@@ -15,15 +14,8 @@ impl Commands {
     /// `NotFound`, `Store`, `Refused` with `RunNotEnded` or `CallsUndecided`; nothing is deleted then.
     pub async fn delete(&self, asker: &Asker, id: &RunId) -> Result<(), CommandError> {
         let view = self.view(asker, id).await?;
-        let audit = AuditRow {
-            id: self.clock.run_uid().0,
-            at: self.clock.now(),
-            actor: asker.actor.clone(),
-            action: "run.delete".to_owned(),
-            subject: id.as_str().to_owned(),
-            run_id: Some(id.clone()),
-            detail: json!({ "status": view.head.status.code(), "finished_at": view.head.finished_at }),
-        };
+        let detail = json!({ "status": view.head.status.code(), "finished_at": view.head.finished_at });
+        let audit = self.audit_row(asker, "run.delete", id.to_string(), id, detail);
         match self.store.run_delete(&asker.tenant, view.uid, &audit).await? {
             Deletion::Deleted => Ok(()),
             Deletion::Missing => Err(CommandError::NotFound),

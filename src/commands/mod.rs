@@ -17,17 +17,18 @@ pub use create::Created;
 pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 
+use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::ids::{Actor, NodeId, RunUid, TenantId};
+use crate::run::ids::{Actor, NodeId, RunId, RunUid, TenantId};
 use crate::run::refusal::Refusal;
 use crate::secrets::KeyRing;
 use crate::store::hub::{Announced, Hub};
-use crate::store::{Claim, Store, StoreError};
+use crate::store::{AuditRow, Claim, Store, StoreError};
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +150,21 @@ pub struct Commands {
     pub tasks: TaskTracker,
     /// What the operator allows.
     pub allow: Allowances,
+}
+
+impl Commands {
+    /// A row of the audit: what the asker does now to a run.
+    fn audit_row(&self, asker: &Asker, action: &str, subject: String, run: &RunId, detail: Value) -> AuditRow {
+        AuditRow {
+            id: self.clock.run_uid().0,
+            at: self.clock.now(),
+            actor: asker.actor.clone(),
+            action: action.to_owned(),
+            subject,
+            run_id: Some(run.clone()),
+            detail,
+        }
+    }
 }
 
 /// Tells this node's readers what a stored commit told. They lose nothing should it fail: they read the store.

@@ -192,15 +192,8 @@ impl Commands {
         if let Some(note) = note {
             detail.insert("note".to_owned(), note.into());
         }
-        AuditRow {
-            id: self.clock.run_uid().0,
-            at: self.clock.now(),
-            actor: asker.actor.clone(),
-            action: format!("reconciliation.{resolution}"),
-            subject: format!("{run}/{turn}/{call_id}"),
-            run_id: Some(run.clone()),
-            detail: Value::Object(detail),
-        }
+        let (action, subject) = (format!("reconciliation.{resolution}"), format!("{run}/{turn}/{call_id}"));
+        self.audit_row(asker, &action, subject, run, Value::Object(detail))
     }
 }
 

@@ -156,7 +156,7 @@ impl Commands {
 /// The limits that hold from now on: as they are, but for those that the caller tightens.
 fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandError> {
     let mut faults = Faults::default();
-    let now = view.head.state.limits.as_ref().unwrap_or(&view.spec.limits);
+    let now = view.head.limits(&view.spec);
     let limits = check_limits(request, now, &mut faults);
     for name in limits.looser_than(now) {
         faults.add(format!("/limits/{name}"), "can only be tightened");

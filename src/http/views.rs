@@ -110,6 +110,7 @@ pub(super) struct Pending {
 impl From<RunView> for Run {
     fn from(view: RunView) -> Self {
         let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
+        let limits = *head.limits(&spec);
         let output = head.state.output.map(|output| Output { text: output.text, structured: output.structured });
         Self {
             links: links::of_status(&id, head.status, &undecided),
@@ -121,7 +122,7 @@ impl From<RunView> for Run {
             metadata: spec.metadata,
             binding_id: spec.binding_id,
             binding: BindingView { revision: binding_revision, mcp },
-            limits: head.state.limits.unwrap_or(spec.limits),
+            limits,
             output,
             error: head.state.error,
             turns: head.state.turns,

@@ -111,6 +111,13 @@ pub struct HeadState {
     pub error: Option<RunError>,
 }
 
+impl Head {
+    /// The limits that hold now: those that the run was created with, or what a resume tightened them to.
+    pub fn limits<'a>(&'a self, spec: &'a RunSpec) -> &'a Limits {
+        self.state.limits.as_ref().unwrap_or(&spec.limits)
+    }
+}
+
 impl Envelope {
     /// The calls that only a person can decide.
     pub fn undecided(&self) -> impl Iterator<Item = &Call> {
@@ -131,7 +138,7 @@ impl Envelope {
 
     /// The limits that hold now.
     pub fn limits(&self) -> &Limits {
-        self.head.state.limits.as_ref().unwrap_or(&self.spec.limits)
+        self.head.limits(&self.spec)
     }
 
     /// How many calls are out, or were when the leg's process died.

@@ -130,19 +130,7 @@ impl Hub {
         Announced { hub: self, tenant: tenant.clone(), uid }
     }
 
-    /// Tells what one commit told. Call it after the commit, in the order of the commits of a run.
-    ///
-    /// # Errors
-    /// `Rejected` when an event does not print; nothing was told then.
-    pub fn publish(&self, tenant: &TenantId, uid: RunUid, events: &[Event]) -> Result<(), StoreError> {
-        if events.is_empty() || !(self.runs.contains_key(&uid) || self.tenants.contains_key(tenant)) {
-            return Ok(());
-        }
-        self.publish_stored(tenant, uid, &rows(events)?);
-        Ok(())
-    }
-
-    /// The same with events that are already text.
+    /// Tells what an owner committed. Call it after the commit, in the order of the commits of a run.
     pub(super) fn publish_stored(&self, tenant: &TenantId, uid: RunUid, rows: &[EventRow]) {
         match self.held.get_mut(&uid) {
             Some(mut held) => held.events.extend_from_slice(rows),
@@ -298,5 +286,47 @@ impl<K: Eq + Hash, B> Drop for Subscription<K, B> {
             channel.places.retain(|place| !Arc::ptr_eq(place, &self.place));
             channel.places.is_empty()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::run::event::EventBody;
+    use crate::run::ids::RunId;
+
+    fn event(seq: i64) -> Event {
+        let body = EventBody::RunStatus { status: "running".to_owned(), reason: None, attempt: 1 };
+        Event { body, run_id: RunId::of_uuid(Uuid::from_u128(1)), seq, at: Timestamp::from_millis(seq) }
+    }
+
+    async fn seq<K: Eq + std::hash::Hash + Clone, B>(reader: &mut Subscription<K, B>) -> i64 {
+        match reader.next().await {
+            Heard::Event(event) => event.seq,
+            Heard::Lagged => panic!("the reader lags"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_an_owner_commits_is_not_told_before_the_decision_that_made_the_run_due() {
+        let (hub, tenant) = (Hub::new(), TenantId::parse("acme").unwrap());
+        let (run, other) = (RunUid(Uuid::from_u128(1)), RunUid(Uuid::from_u128(2)));
+        let (mut reader, mut watcher) = (hub.subscribe(&tenant, run), hub.subscribe_tenant(&tenant));
+        let commits = |uid: RunUid, at: i64| hub.publish_stored(&tenant, uid, &rows(&[event(at)]).unwrap());
+        let announced = hub.announce(&tenant, run);
+        let fails = hub.announce(&tenant, run);
+        commits(run, 2);
+        commits(other, 7);
+        assert_eq!(seq(&mut watcher).await, 7, "other runs go on");
+        announced.tell(&[event(1)]).unwrap();
+        commits(run, 3);
+        drop(fails);
+        commits(run, 4);
+        for wanted in 1..=4 {
+            assert_eq!(seq(&mut reader).await, wanted);
+            assert_eq!(seq(&mut watcher).await, wanted);
+        }
     }
 }

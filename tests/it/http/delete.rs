@@ -41,6 +41,14 @@ async fn a_run_is_deleted_whole_when_it_has_ended_and_nothing_waits_for_a_person
     assert!(left.iter().all(|row| row.starts_with("audit ")), "{left:?}");
     let audit = server.get("/v1/admin/audit?action=run.delete", &root).await.json();
     assert_eq!((&audit["data"][0]["actor"], &audit["data"][0]["run_id"]), (&json!("alice"), &json!("held")));
+    // A creation that is sent once more, with its key, does not do everything again.
+    let key = [("idempotency-key", "once")];
+    let mut kept = says("hi");
+    kept["id"] = json!("kept");
+    let created = server.post_with("/v1/runs", &alice, &[key[0], ("prefer", "wait=20")], &kept).await;
+    assert_eq!((created.status.as_u16(), &created.json()["status"]), (201, &json!("completed")));
+    assert_eq!(delete("kept", alice.clone()).await.status.as_u16(), 204);
+    server.post_with("/v1/runs", &alice, &key, &kept).await.problem(404, "not-found");
     // The name is free again; the new run is another one.
     let mut again = says("hi");
     again["id"] = json!("held");

@@ -132,7 +132,7 @@ async fn watched(database: Database) {
     let admission = own.admission(Some(node));
     let events = admission.commit.events.clone();
     store.run_admit(admission).await.unwrap();
-    hub.publish(&own.tenant, own.uid, &events).unwrap();
+    hub.announce(&own.tenant, own.uid).tell(&events).unwrap();
     let mut theirs = Draft::new("acme", "theirs");
     theirs.head.updated_at = at(5);
     theirs.admit(&*store).await;

@@ -25,9 +25,9 @@ fn seq(heard: &Heard) -> Option<i64> {
 async fn every_reader_of_a_run_hears_its_events_in_order_and_no_others() {
     let (hub, run, other) = (Hub::new(), Draft::new("acme", "r-1"), Draft::new("acme", "r-2"));
     let (mut one, mut two) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe(&run.tenant, run.uid));
-    hub.publish(&other.tenant, other.uid, &[other.event(7)]).unwrap();
-    hub.publish(&run.tenant, run.uid, &[run.event(1), run.event(2)]).unwrap();
-    hub.publish(&run.tenant, run.uid, &[run.event(3)]).unwrap();
+    hub.announce(&other.tenant, other.uid).tell(&[other.event(7)]).unwrap();
+    hub.announce(&run.tenant, run.uid).tell(&[run.event(1), run.event(2)]).unwrap();
+    hub.announce(&run.tenant, run.uid).tell(&[run.event(3)]).unwrap();
     for reader in [&mut one, &mut two] {
         for wanted in 1..=3 {
             assert_eq!(seq(&heard(reader).await), Some(wanted));
@@ -41,8 +41,8 @@ async fn a_reader_of_a_tenant_hears_status_and_result_of_its_runs_only() {
     let mut reader = hub.subscribe_tenant(&run.tenant);
     let mut turn = run.event(2);
     turn.body = EventBody::TurnStarted { turn: 1, model: "m".to_owned() };
-    hub.publish(&tenant("globex"), RunUid(Uuid::new_v4()), &[run.event(1)]).unwrap();
-    hub.publish(&run.tenant, run.uid, &[turn, run.event(3)]).unwrap();
+    hub.announce(&tenant("globex"), RunUid(Uuid::new_v4())).tell(&[run.event(1)]).unwrap();
+    hub.announce(&run.tenant, run.uid).tell(&[turn, run.event(3)]).unwrap();
     let Heard::Event(event) = heard(&mut reader).await else { panic!("lagged") };
     assert_eq!((event.seq, event.kind.as_str()), (3, "run-status"));
     assert!(event.body.contains(r#""run_id":"r-1""#));
@@ -53,7 +53,7 @@ async fn a_slow_reader_is_told_that_it_lags_and_then_goes_on() {
     let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
     let mut reader = hub.subscribe(&run.tenant, run.uid);
     let events: Vec<_> = (1..=10_000).map(|seq| run.event(seq)).collect();
-    hub.publish(&run.tenant, run.uid, &events).unwrap();
+    hub.announce(&run.tenant, run.uid).tell(&events).unwrap();
     assert_eq!(heard(&mut reader).await, Heard::Lagged);
     let first = seq(&heard(&mut reader).await).unwrap();
     assert!(first > 1);
@@ -68,7 +68,7 @@ async fn a_slow_reader_is_told_that_it_lags_and_then_goes_on() {
 #[tokio::test]
 async fn nothing_is_left_of_what_nobody_reads() {
     let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
-    hub.publish(&run.tenant, run.uid, &[run.event(1)]).unwrap();
+    hub.announce(&run.tenant, run.uid).tell(&[run.event(1)]).unwrap();
     assert_eq!(hub.followed(), (0, 0));
     let (one, two) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe(&run.tenant, run.uid));
     let of_tenant = hub.subscribe_tenant(&run.tenant);
@@ -77,24 +77,4 @@ async fn nothing_is_left_of_what_nobody_reads() {
     assert_eq!(hub.followed(), (1, 1));
     drop((two, of_tenant));
     assert_eq!(hub.followed(), (0, 0));
-}
-
-#[tokio::test]
-async fn what_an_owner_commits_is_not_told_before_the_decision_that_made_the_run_due() {
-    let (hub, run) = (Hub::new(), Draft::new("acme", "r-1"));
-    let (mut reader, mut tenant) = (hub.subscribe(&run.tenant, run.uid), hub.subscribe_tenant(&run.tenant));
-    let announced = hub.announce(&run.tenant, run.uid);
-    let fails = hub.announce(&run.tenant, run.uid);
-    hub.publish(&run.tenant, run.uid, &[run.event(2)]).unwrap();
-    let other = Draft::new("acme", "r-2");
-    hub.publish(&other.tenant, other.uid, &[other.event(7)]).unwrap();
-    assert_eq!(seq(&heard(&mut tenant).await), Some(7), "other runs go on");
-    announced.tell(&[run.event(1)]).unwrap();
-    hub.publish(&run.tenant, run.uid, &[run.event(3)]).unwrap();
-    drop(fails);
-    hub.publish(&run.tenant, run.uid, &[run.event(4)]).unwrap();
-    for wanted in 1..=4 {
-        assert_eq!(seq(&heard(&mut reader).await), Some(wanted));
-        assert_eq!(seq(&heard(&mut tenant).await), Some(wanted));
-    }
 }
