@@ -2,10 +2,11 @@
 //! gone with the test.
 
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -20,7 +21,7 @@ const STARTS: usize = 3;
 /// A running child process that listens on a port of the loopback address. Dropping it kills its process group.
 pub(crate) struct Process {
     child: Child,
-    port: u16,
+    address: SocketAddr,
     log: PathBuf,
     _folder: tempfile::TempDir,
 }
@@ -31,9 +32,14 @@ impl Process {
     /// # Panics
     /// With the program's output, when it ends or does not answer in time.
     pub(crate) async fn start(command: impl Fn(u16) -> Command) -> Self {
+        Self::start_at(LOCALHOST, |address| command(address.port())).await
+    }
+
+    /// The same on this address of the loopback network.
+    pub(crate) async fn start_at(host: IpAddr, command: impl Fn(SocketAddr) -> Command) -> Self {
         let mut last = String::new();
         for _ in 0..STARTS {
-            let mut process = Self::spawn(free_port(), &command);
+            let mut process = Self::spawn(free_address(host), &command);
             match process.ready().await {
                 Ok(()) => return process,
                 Err(fault) => last = format!("{fault}\n{}", process.output()),
@@ -47,45 +53,46 @@ impl Process {
     /// # Panics
     /// With the program's output, when it ends or does not answer in time.
     pub(crate) async fn start_on(port: u16, command: impl Fn(u16) -> Command) -> Self {
-        let mut process = Self::spawn(port, &command);
+        let mut process = Self::spawn(SocketAddr::new(LOCALHOST, port), &|address| command(address.port()));
         if let Err(fault) = process.ready().await {
             panic!("the server did not start: {fault}\n{}", process.output());
         }
         process
     }
 
-    /// Starts what `command` builds for a free port; what it said, when it ended before its port answered.
-    pub(crate) async fn try_start(command: impl Fn(u16) -> Command) -> Result<Self, String> {
-        let mut process = Self::spawn(free_port(), &command);
+    /// Starts what `command` builds for a free port of that address; what it said, when it ended before its port
+    /// answered.
+    pub(crate) async fn try_start_at(host: IpAddr, command: impl Fn(SocketAddr) -> Command) -> Result<Self, String> {
+        let mut process = Self::spawn(free_address(host), &command);
         match process.ready().await {
             Ok(()) => Ok(process),
             Err(fault) => Err(format!("{fault}\n{}", process.output())),
         }
     }
 
-    fn spawn(port: u16, command: &impl Fn(u16) -> Command) -> Self {
+    fn spawn(address: SocketAddr, command: &impl Fn(SocketAddr) -> Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the log");
         let log = folder.path().join("output.log");
         let out = File::create(&log).expect("the log file");
         let err = out.try_clone().expect("a second handle");
-        let mut command = command(port);
+        let mut command = command(address);
         // A group of its own: what the program starts ends with it.
         command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let child = command.spawn().unwrap_or_else(|fault| panic!("{command:?}: {fault}"));
-        Self { child, port, log, _folder: folder }
+        Self { child, address, log, _folder: folder }
     }
 
     async fn ready(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
-            if TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+            if TcpStream::connect(self.address).await.is_ok() {
                 return Ok(());
             }
             if let Some(status) = self.child.try_wait().expect("the state of the child") {
                 return Err(format!("it ended with {status}"));
             }
             if Instant::now() > deadline {
-                return Err(format!("port {} does not answer", self.port));
+                return Err(format!("{} does not answer", self.address));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -93,7 +100,7 @@ impl Process {
 
     /// Its address with a path, e.g. `/v1`.
     pub(crate) fn url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}{path}", self.port)
+        format!("http://{}{path}", self.address)
     }
 
     /// Sends it a signal by name, e.g. `TERM`.
@@ -139,10 +146,27 @@ impl Drop for Process {
     }
 }
 
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
 /// A port that nothing listens on right now.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-    listener.local_addr().expect("the address").port()
+    free_address(LOCALHOST).port()
+}
+
+fn free_address(host: IpAddr) -> SocketAddr {
+    let listener = TcpListener::bind((host, 0)).expect("a free port");
+    listener.local_addr().expect("the address")
+}
+
+/// An address of the loopback network that no other server of any test has. A server that died leaves its port free,
+/// and the next one of another test may get it: a client of the dead one must find nobody there, not a stranger.
+pub(crate) fn own_host() -> IpAddr {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 253 + 1;
+    let host = IpAddr::V4(Ipv4Addr::new(127, u8::try_from(count).expect("below 254"), high, low));
+    // Where the loopback network is one address only, everybody shares it.
+    if TcpListener::bind((host, 0)).is_ok() { host } else { LOCALHOST }
 }
 
 /// A program of the test world (`scripts/testworld` installs it), e.g. `npm/node_modules/.bin/llmock`. `None`, with a

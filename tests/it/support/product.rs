@@ -1,5 +1,6 @@
 //! The real binary as a process of its own, spoken to over HTTP: what a user starts, and what a test kills.
 
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::database::Database;
-use super::process::Process;
+use super::process::{Process, own_host};
 use super::sse::Events;
 
 const SECRET: &str = "0123456789abcdef0123456789abcdef-tests";
@@ -55,7 +56,7 @@ impl Product {
 
     /// The same with other settings.
     pub(crate) async fn start_as(url: &str, options: &Options) -> Self {
-        let process = Process::start(|port| serve(port, url, options)).await;
+        let process = Process::start_at(own_host(), |address| serve(address, url, options)).await;
         let mut product = Self { process, http: reqwest::Client::new() };
         if let Err(fault) = product.ready().await {
             panic!("{fault}");
@@ -65,7 +66,7 @@ impl Product {
 
     /// The same for one that may die before it is ready; then what it said.
     pub(crate) async fn try_start(url: &str, options: &Options) -> Result<Self, String> {
-        let process = Process::try_start(|port| serve(port, url, options)).await?;
+        let process = Process::try_start_at(own_host(), |address| serve(address, url, options)).await?;
         let mut product = Self { process, http: reqwest::Client::new() };
         product.ready().await?;
         Ok(product)
@@ -208,11 +209,11 @@ pub(crate) fn wake() -> String {
     std::env::var(WAKE).unwrap_or_else(|_| "notify".to_owned())
 }
 
-fn serve(port: u16, database: &str, options: &Options) -> Command {
+fn serve(address: SocketAddr, database: &str, options: &Options) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_countersign"));
     command.arg("serve").env_clear().envs([
         ("COUNTERSIGN_DATABASE_URL", database),
-        ("COUNTERSIGN_LISTEN", &format!("127.0.0.1:{port}")),
+        ("COUNTERSIGN_LISTEN", &address.to_string()),
         ("COUNTERSIGN_JWT_HS256_SECRET", SECRET),
         ("COUNTERSIGN_JWT_ISSUER", ISSUER),
         ("COUNTERSIGN_JWT_AUDIENCE", AUDIENCE),
