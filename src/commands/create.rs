@@ -234,7 +234,9 @@ impl Commands {
             let named = request.namespace.is_some();
             faults.require(named || !several, &format!("{at}/namespace"), "several entries need a namespace each");
             if let Some(entry) = super::entry::check(request, &at, faults) {
-                if let Err(refused) = self.dispatch.check_address(&entry.url) {
+                if let Some(address) = &entry.url
+                    && let Err(refused) = self.dispatch.check_address(address)
+                {
                     faults.add(format!("{at}/url"), refused);
                 }
                 if let (Some(auth), Some(secrets)) = (&entry.auth, secrets) {

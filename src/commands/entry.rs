@@ -52,12 +52,13 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     };
     let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
     faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
-    let Some(url) = request.url else {
+    if request.url.is_none() {
         faults.add(format!("{at}/url"), "is required");
         return None;
-    };
+    }
     Some(McpEntry {
-        url,
+        server: request.server,
+        url: request.url,
         namespace: request.namespace,
         auth: request.auth,
         headers: request.headers.unwrap_or_default(),

@@ -170,7 +170,8 @@ impl Dispatch {
 }
 
 fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
-    let url = Url::parse(&entry.url).map_err(|fault| format!("the address is not a URL: {fault}"))?;
+    let address = entry.url.as_deref().ok_or("the entry names no address")?;
+    let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
     let secret_header = match &entry.auth {
         None => None,
         Some(auth) => {

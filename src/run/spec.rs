@@ -253,9 +253,13 @@ impl Default for Timeouts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct McpEntry {
-    /// The server's Streamable HTTP endpoint; `https` unless the operator allows the host.
+    /// The name of a registered or declared server; its address and credential are looked up whenever it is reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Instead: the server's Streamable HTTP endpoint; `https` unless the operator allows the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 2000)]
-    pub url: String,
+    pub url: Option<String>,
     /// `[A-Za-z0-9-]{1,32}`; its tools are offered as `NAMESPACE_tool`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9-]{1,32}$")]
@@ -300,11 +304,11 @@ impl McpEntry {
         }
     }
 
-    /// What this entry is called in receipts, events and problems: its namespace, else its address without the query,
-    /// which may hold a secret.
+    /// What this entry is called in receipts, events and problems: its namespace, else its server's name, else its
+    /// address without the query, which may hold a secret.
     pub fn label(&self) -> &str {
-        let address = || self.url.split(['?', '#']).next().unwrap_or_default();
-        self.namespace.as_deref().unwrap_or_else(address)
+        let address = || self.url.as_deref().unwrap_or_default().split(['?', '#']).next().unwrap_or_default();
+        self.namespace.as_deref().or(self.server.as_deref()).unwrap_or_else(address)
     }
 
     /// Whether the caller takes no tool of this server at all; then it is never contacted.
