@@ -15,7 +15,7 @@ use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
-use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
+use crate::run::spec::{Limits, McpAuth, McpEntry, ModelSpec, Provider, RunSpec};
 use crate::run::time::Timestamp;
 use crate::secrets::RunSecrets;
 use crate::store::{Admission, Admitted, Claim, KeptRequest, SealedSecret};
@@ -239,6 +239,11 @@ impl Commands {
                 {
                     faults.add(format!("{at}/url"), refused);
                 }
+                for (name, address) in entry.auth.iter().flat_map(McpAuth::addresses) {
+                    if let Err(refused) = self.dispatch.check_address(address) {
+                        faults.add(format!("{at}/auth/{name}"), refused);
+                    }
+                }
                 if let (Some(auth), Some(secrets)) = (&entry.auth, secrets) {
                     let detail = format!("there is no secret named {:?}", auth.secret());
                     faults.require(secrets.contains_key(auth.secret()), &format!("{at}/auth/secret"), &detail);
@@ -266,9 +271,12 @@ fn check_secrets(secrets: &RunSecrets, faults: &mut Faults) {
     for (name, value) in secrets {
         let fits = !name.is_empty() && name.len() <= 64 && name.chars().all(|c| c.is_ascii_graphic());
         faults.require(fits, "/secrets", "names have 1 to 64 visible ASCII characters");
-        let size = value.expose_secret().len();
-        let fits = size > 0 && size <= 16 * 1024 && !value.expose_secret().chars().any(char::is_control);
-        faults.require(fits, &format!("/secrets/{name}"), "values have 1 byte to 16 KiB and no control characters");
+        let text = value.expose_secret();
+        let is_key = text.starts_with("-----BEGIN ");
+        let is_clean = !text.chars().any(|c| c.is_control() && !(is_key && matches!(c, '\n' | '\r')));
+        let fits = !text.is_empty() && text.len() <= 16 * 1024 && is_clean;
+        let detail = "values have 1 byte to 16 KiB and no control characters; a key in PEM may have several lines";
+        faults.require(fits, &format!("/secrets/{name}"), detail);
     }
 }
 

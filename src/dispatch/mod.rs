@@ -4,13 +4,13 @@
 //! **The effect boundary.** The receipt is stored before the first byte leaves. A crash in between leaves `executing`
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
+mod credential;
 mod gate;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
@@ -20,13 +20,15 @@ pub use gate::Gate;
 
 use crate::mcp::{McpPool, McpTarget, ToolRequest};
 use crate::net::Egress;
+use crate::oauth::Tokens;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
 use crate::run::outcome::{Outcome, ToolError};
-use crate::run::spec::{McpAuth, McpEntry};
+use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
+use credential::{Holder, credential};
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,12 +70,19 @@ pub struct Dispatch {
     egress: Egress,
     keys: Arc<KeyRing>,
     store: Arc<dyn Store>,
+    tokens: Arc<Tokens>,
 }
 
 impl Dispatch {
     /// Puts the parts together.
-    pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
-        Self { pool, egress, keys, store }
+    pub fn new(
+        pool: Arc<McpPool>,
+        egress: Egress,
+        keys: Arc<KeyRing>,
+        store: Arc<dyn Store>,
+        tokens: Arc<Tokens>,
+    ) -> Self {
+        Self { pool, egress, keys, store, tokens }
     }
 
     /// Whether the server may reach that address at all.
@@ -138,7 +147,7 @@ impl Dispatch {
             return Ok(None);
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
-        let target = target(entry, (reader.uid, reader.fence), secrets).map_err(unreachable)?;
+        let target = self.target(entry, (&reader.tenant, reader.uid, reader.fence), secrets).map_err(unreachable)?;
         match self.pool.catalog(&reader.tenant, &target, max_age).await {
             Ok(catalog) => Ok(Some(catalog)),
             Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
@@ -157,42 +166,37 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        match target(entry, (caller.uid, caller.fence), secrets) {
+        match self.target(entry, (&caller.tenant, caller.uid, caller.fence), secrets) {
             Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
             Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
         }
+    }
+
+    /// How a run reaches an entry's server.
+    fn target(
+        &self,
+        entry: &McpEntry,
+        (tenant, uid, fence): (&TenantId, RunUid, Fence),
+        secrets: &RunSecrets,
+    ) -> Result<McpTarget, String> {
+        let address = entry.url.as_deref().ok_or("the entry names no address")?;
+        let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
+        let credential = credential(&self.tokens, entry, &url, Holder { tenant, uid, secrets })?;
+        Ok(McpTarget {
+            url,
+            headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+            secret_header: credential.header,
+            bearer: credential.bearer,
+            // A credential of the run's own: so is the connection that carries it.
+            private_to: credential.is_private.then_some((uid, fence)),
+            timeouts: entry.timeouts,
+        })
     }
 
     /// Closes the connections that belong to this reader, or this drive of a run, alone.
     pub async fn release(&self, reader: &Claim) {
         self.pool.release_run(reader.uid, reader.fence).await;
     }
-}
-
-fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
-    let address = entry.url.as_deref().ok_or("the entry names no address")?;
-    let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
-    let secret_header = match &entry.auth {
-        None => None,
-        Some(auth) => {
-            let name = auth.secret();
-            let value = secrets.get(name).ok_or_else(|| format!("its secret {name:?} is missing or unreadable"))?;
-            Some(match auth {
-                McpAuth::Bearer { .. } => {
-                    ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
-                }
-                McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
-            })
-        }
-    };
-    Ok(McpTarget {
-        url,
-        headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        // The credential is the run's own: so is the connection that carries it.
-        private_to: secret_header.is_some().then_some(drive),
-        secret_header,
-        timeouts: entry.timeouts,
-    })
 }
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {

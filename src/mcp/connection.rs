@@ -94,6 +94,7 @@ impl Connection {
             target.url.clone(),
             settings.max_result_bytes,
             DISCOVER_PATIENCE.min(patience / 2),
+            target.bearer.clone(),
         );
         let stale = Arc::new(AtomicBool::new(false));
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));

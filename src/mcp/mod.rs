@@ -1,8 +1,10 @@
 //! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
 
 mod attempt;
+mod bearer;
 mod body;
 mod catalog;
+mod client;
 mod connection;
 pub mod demo;
 mod listening;
@@ -24,6 +26,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use bearer::{Bearer, BearerSource, BearerToken};
 pub use pool::McpPool;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
@@ -38,6 +41,8 @@ pub struct McpTarget {
     pub headers: Vec<(String, String)>,
     /// Header name and value that carry a secret, e.g. `authorization`, `Bearer …`.
     pub secret_header: Option<(String, SecretString)>,
+    /// Instead: where the token of the header `Authorization` comes from.
+    pub bearer: Option<Bearer>,
     /// Time limits.
     pub timeouts: Timeouts,
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares

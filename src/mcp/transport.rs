@@ -15,30 +15,29 @@ use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
 use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
-use rmcp::transport::streamable_http_client::{
-    SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
-};
+use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::{Value, json};
 use sse_stream::Sse;
 use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
+use super::bearer::{Bearer, Pass, missing_scope, required};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, answer_in, describe, error_text,
+    fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
 };
 use crate::failpoint;
-use crate::net::Egress;
+use crate::net::{Challenge, Egress};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
 const ERROR_PATIENCE: Duration = Duration::from_secs(2);
 
-type SseEvent = Result<Sse, SseError>;
+pub(super) type SseEvent = Result<Sse, SseError>;
 
 /// The client of one connection.
 #[derive(Clone)]
@@ -60,6 +59,8 @@ struct Shared {
     last_fault: Mutex<Option<String>>,
     session_lost: AtomicBool,
     listening: Listening,
+    /// Where the token of every request comes from.
+    bearer: Option<Bearer>,
 }
 
 impl TrackedClient {
@@ -69,6 +70,7 @@ impl TrackedClient {
         url: Url,
         max_bytes: usize,
         discover_patience: Duration,
+        bearer: Option<Bearer>,
     ) -> Self {
         let shared = Shared {
             http,
@@ -81,6 +83,7 @@ impl TrackedClient {
             last_fault: Mutex::new(None),
             session_lost: AtomicBool::new(false),
             listening: Listening::default(),
+            bearer,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -115,9 +118,15 @@ impl TrackedClient {
         });
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        let telling = async {
+            // The call may have been out for longer than its token was good.
+            if let Err(fault) = Pass::of(self.shared.bearer.as_ref(), &mut headers).await {
+                tracing::debug!(%fault, "a cancellation goes with the token of its call");
+            }
+            self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string()).send().await
+        };
         failpoint::pass("mcp.cancel.before");
-        match tokio::time::timeout(patience, request.send()).await {
+        match tokio::time::timeout(patience, telling).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
             Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
@@ -125,7 +134,7 @@ impl TrackedClient {
         failpoint::pass("mcp.cancel.after");
     }
 
-    async fn post(
+    pub(super) async fn post(
         &self,
         message: ClientJsonRpcMessage,
         session: Option<Arc<str>>,
@@ -137,23 +146,7 @@ impl TrackedClient {
         let post = Post::of(message, session)?;
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
-        if let Some(attempt) = &post.attempt {
-            headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
-            let id = post.id.clone().unwrap_or_default();
-            self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
-            if !attempt.start(Route { id, headers: headers.clone() }) {
-                self.shared.calls.remove(&id_text(&post.id.clone().unwrap_or_default()));
-                return Err(fault("the call was given up before it was sent, or may not leave any more"));
-            }
-        }
-        let sent = self.send(&post, headers);
-        let result = if post.is_discover {
-            tokio::time::timeout(self.shared.discover_patience, sent)
-                .await
-                .unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
-        } else {
-            sent.await
-        };
+        let result = self.post_authorized(&post, headers).await;
         if let Err(error) = &result
             && post.attempt.is_none()
         {
@@ -162,7 +155,47 @@ impl TrackedClient {
         result
     }
 
-    async fn send(&self, post: &Post, headers: HeaderMap) -> Posted {
+    /// Posts with a token that is good, and once more with another when the server refuses that one: what is refused for
+    /// its token was certainly not executed.
+    async fn post_authorized(&self, post: &Post, mut headers: HeaderMap) -> Posted {
+        let mut pass = match Pass::of(self.shared.bearer.as_ref(), &mut headers).await {
+            Ok(pass) => pass,
+            Err(why) => return Err(post.turn_away(Stage::NotConnected(why.clone()), why)),
+        };
+        loop {
+            self.start(post, &mut headers)?;
+            let sent = self.send(post, headers.clone(), &pass);
+            let result = if post.is_discover {
+                tokio::time::timeout(self.shared.discover_patience, sent)
+                    .await
+                    .unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
+            } else {
+                sent.await
+            };
+            let Err(StreamableHttpError::AuthRequired(challenge)) = &result else { return result };
+            post.recall();
+            if let Err(why) = pass.renew(challenge, &mut headers).await {
+                let refusal = HttpRefusal { status: 401, message: Some(why.clone()), ..HttpRefusal::default() };
+                return Err(post.turn_away(Stage::Status(refusal), why));
+            }
+        }
+    }
+
+    /// Marks a call as sent; from here on the server may have it.
+    fn start(&self, post: &Post, headers: &mut HeaderMap) -> Result<(), Fault> {
+        let Some(attempt) = &post.attempt else { return Ok(()) };
+        headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+        let id = post.id.clone().unwrap_or_default();
+        let name = id_text(&id);
+        self.shared.calls.insert(name.clone(), Arc::clone(attempt));
+        if attempt.start(Route { id, headers: headers.clone() }) {
+            return Ok(());
+        }
+        self.shared.calls.remove(&name);
+        Err(fault("the call was given up before it was sent, or may not leave any more"))
+    }
+
+    async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
         if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
             post.settle(Stage::NotConnected(refusal.to_string()));
             return Err(fault(refusal.to_string()));
@@ -186,7 +219,7 @@ impl TrackedClient {
         };
         let status = response.status();
         if !status.is_success() {
-            return self.refused(post, response).await;
+            return self.refused(post, response, pass).await;
         }
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             if !post.awaits_answer {
@@ -225,18 +258,25 @@ impl TrackedClient {
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
-    async fn refused(&self, post: &Post, response: reqwest::Response) -> Posted {
+    async fn refused(&self, post: &Post, response: reqwest::Response, pass: &Pass<'_>) -> Posted {
         let status = response.status();
+        let challenge = Challenge::of(response.headers());
         let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
         let error =
             serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
         let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
-        let session_lost = post.session.is_some() && says_session_lost(status, &prefix);
+        let is_for_token = status == StatusCode::UNAUTHORIZED && pass.is_needed() && challenge.is_some();
+        let session_lost = post.session.is_some() && says_session_lost(status, &prefix) && !is_for_token;
+        if status == StatusCode::UNAUTHORIZED && !session_lost && pass.may_renew() {
+            return Err(StreamableHttpError::AuthRequired(required(challenge)));
+        }
+        let message = missing_scope(status, challenge.as_ref()).or(message);
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
         }
+        let said = missing_scope(status, challenge.as_ref()).map(|why| format!(": {why}")).unwrap_or_default();
         post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message }));
         // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
         if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -245,7 +285,7 @@ impl TrackedClient {
         if session_lost {
             return Err(StreamableHttpError::SessionExpired);
         }
-        Err(fault(format!("the server answered HTTP {}", status.as_u16())))
+        Err(fault(format!("the server answered HTTP {}{said}", status.as_u16())))
     }
 
     /// Whether a cancellation that the library wants to send was sent by us already.
@@ -256,7 +296,7 @@ impl TrackedClient {
         self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
     }
 
-    async fn listen(
+    pub(super) async fn listen(
         &self,
         session: Option<Arc<str>>,
         last_event: Option<String>,
@@ -277,8 +317,15 @@ impl TrackedClient {
                 HeaderValue::try_from(event).map_err(|_invalid| fault("an event id that no header can carry"))?;
             headers.insert(LAST_EVENT, value);
         }
-        let request = self.shared.http.get(self.shared.url.clone()).headers(headers);
-        let response = request.send().await.map_err(|error| fault(describe(&error)))?;
+        let mut pass = Pass::of(self.shared.bearer.as_ref(), &mut headers).await.map_err(fault)?;
+        let response = loop {
+            let request = self.shared.http.get(self.shared.url.clone()).headers(headers.clone());
+            let response = request.send().await.map_err(|error| fault(describe(&error)))?;
+            if response.status() != StatusCode::UNAUTHORIZED || !pass.may_renew() {
+                break response;
+            }
+            pass.renew(&required(Challenge::of(response.headers())), &mut headers).await.map_err(fault)?;
+        };
         let status = response.status();
         // A client error does not go away by asking again; the library ends the stream on this error only.
         if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
@@ -288,6 +335,27 @@ impl TrackedClient {
             return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
         }
         Ok(self.events(response, None))
+    }
+
+    /// Tells the server that the session is over; that it cannot be told changes nothing.
+    pub(super) async fn end_session(
+        &self,
+        session: &str,
+        custom: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), Fault> {
+        // The server forgot it; telling it so again only makes noise.
+        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
+            return Ok(());
+        }
+        let mut headers = headers_of(custom, Some(session))?;
+        Pass::of(self.shared.bearer.as_ref(), &mut headers).await.map_err(fault)?;
+        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
+            Ok(_any_status) => Ok(()),
+            Err(error) => {
+                tracing::debug!(fault = %describe(&error), "a session could not be ended");
+                Ok(())
+            }
+        }
     }
 
     /// The events of an answer: to this call, or of a stream that is listened to or resumed.
@@ -327,64 +395,5 @@ impl Shared {
             attempt.settle(Stage::TooLarge(Excess::Bytes(self.max_bytes)));
         }
         answered.is_some()
-    }
-}
-
-impl StreamableHttpClient for TrackedClient {
-    type Error = TransportFault;
-
-    async fn post_message(
-        &self,
-        _uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Posted {
-        self.post(message, session, custom).await
-    }
-
-    async fn post_message_with_response_limits(
-        &self,
-        _uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-        _limits: StreamableHttpResponseLimits,
-    ) -> Posted {
-        self.post(message, session, custom).await
-    }
-
-    async fn delete_session(
-        &self,
-        _uri: Arc<str>,
-        session: Arc<str>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Fault> {
-        // The server forgot it; telling it so again only makes noise.
-        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
-            return Ok(());
-        }
-        let headers = headers_of(custom, Some(&session))?;
-        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
-            Ok(_any_status) => Ok(()),
-            Err(error) => {
-                tracing::debug!(fault = %describe(&error), "a session could not be ended");
-                Ok(())
-            }
-        }
-    }
-
-    async fn get_stream(
-        &self,
-        _uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last_event: Option<String>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, SseEvent>, Fault> {
-        self.listen(session, last_event, custom).await
     }
 }

@@ -26,6 +26,7 @@ pub mod apply;
 pub mod binding;
 pub mod call;
 pub mod commit;
+pub mod credential;
 pub mod envelope;
 pub mod event;
 pub mod fact;

@@ -3,6 +3,8 @@
 //! A sealed secret is AES-256-GCM under a master key of the operator's, with a random nonce. Its associated data names
 //! tenant, run, name and version, so a row that is moved to another place does not open there.
 
+mod token;
+
 use std::collections::HashMap;
 use std::fmt;
 
@@ -128,17 +130,8 @@ impl KeyRing {
         name: &str,
         value: &SecretString,
     ) -> Result<SealedSecret, SecretError> {
-        let refused = || SecretError::NotSealed { name: name.to_owned() };
-        let mut text = Zeroizing::new(value.expose_secret().as_bytes().to_vec());
-        let aad = Aad::from(place(tenant, run, name));
-        // The tag grows the buffer; a value that fits its buffer exactly would leave a copy behind.
-        let mut buffer = Zeroizing::new(Vec::with_capacity(text.len() + AES_256_GCM.tag_len()));
-        buffer.append(&mut text);
-        let nonce = match self.first.aead.seal_in_place_append_tag(aad, &mut *buffer) {
-            Ok(nonce) => nonce,
-            Err(aws_lc_rs::error::Unspecified) => return Err(refused()),
-        };
-        let sealed = [nonce.as_ref().as_slice(), buffer.as_slice()].concat();
+        let sealed = self.first.seal(place(tenant, run, name), value);
+        let sealed = sealed.ok_or_else(|| SecretError::NotSealed { name: name.to_owned() })?;
         Ok(SealedSecret { name: name.to_owned(), key_id: self.first.id.clone(), sealed })
     }
 
@@ -186,6 +179,15 @@ impl MasterKey {
         Some(Self { id: id.to_owned(), aead, root })
     }
 
+    fn seal(&self, place: Vec<u8>, value: &SecretString) -> Option<Vec<u8>> {
+        let mut text = Zeroizing::new(value.expose_secret().as_bytes().to_vec());
+        // The tag grows the buffer; a value that fits its buffer exactly would leave a copy behind.
+        let mut buffer = Zeroizing::new(Vec::with_capacity(text.len() + AES_256_GCM.tag_len()));
+        buffer.append(&mut text);
+        let nonce = self.aead.seal_in_place_append_tag(Aad::from(place), &mut *buffer).ok()?;
+        Some([nonce.as_ref().as_slice(), buffer.as_slice()].concat())
+    }
+
     fn open(&self, place: Vec<u8>, sealed: &[u8]) -> Option<SecretString> {
         let (nonce, text) = sealed.split_at_checked(NONCE_LEN)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;
@@ -204,11 +206,20 @@ fn derive(root: &hmac::Key, purpose: &str) -> hmac::Tag {
     hmac::sign(root, format!("countersign/{purpose}").as_bytes())
 }
 
-/// Where a secret belongs, unambiguously: every part stands behind its length.
+/// Where a secret belongs.
 fn place(tenant: &TenantId, run: RunUid, name: &str) -> Vec<u8> {
     let version = RUN_SECRET_VERSION.to_string();
-    let parts: [&[u8]; 5] =
-        [b"countersign/run-secret", tenant.as_str().as_bytes(), run.0.as_bytes(), name.as_bytes(), version.as_bytes()];
+    joined(&[
+        b"countersign/run-secret",
+        tenant.as_str().as_bytes(),
+        run.0.as_bytes(),
+        name.as_bytes(),
+        version.as_bytes(),
+    ])
+}
+
+/// The parts of a place, unambiguously: every part stands behind its length.
+fn joined(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for part in parts {
         out.extend_from_slice(&u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());

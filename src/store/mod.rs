@@ -24,6 +24,7 @@ mod postgres;
 pub mod retention;
 mod rows;
 mod sqlite;
+pub mod tokens;
 pub mod wake;
 
 pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace};
@@ -35,6 +36,7 @@ pub use owned::{Beat, Claim, ExecutorStore, OwnedCommit, Wishes};
 pub use page::{PAGE_BYTES, Page};
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
+pub use tokens::TokenStore;
 
 use crate::run::binding::CatalogRecord;
 use crate::run::call::Call;
@@ -313,6 +315,6 @@ pub trait FollowStore: Send + Sync {
 }
 
 /// One database that does all.
-pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore {}
+pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + TokenStore {}
 
-impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore> Store for T {}
+impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + TokenStore> Store for T {}

@@ -7,6 +7,7 @@ mod nodes;
 mod reads;
 mod retention;
 mod runs;
+mod tokens;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -91,12 +92,13 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 5] = [
+    const FILES: [(i64, &str, &str); 6] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
         (2_026_113_004, "retention", include_str!("../../../migrations/sqlite/2026113004_retention.sql")),
         (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
+        (2_026_113_009, "oauth_tokens", include_str!("../../../migrations/sqlite/2026113009_oauth_tokens.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);

@@ -71,6 +71,7 @@ impl Reply {
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) http_method: String,
+    pub(crate) path: String,
     pub(crate) headers: HashMap<String, String>,
     pub(crate) body: Value,
 }
@@ -83,6 +84,7 @@ impl Seen {
 }
 
 type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
+type Guard = Box<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
 
 struct State {
     seen: Mutex<Vec<Seen>>,
@@ -97,6 +99,7 @@ struct State {
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
+    guard: Mutex<Guard>,
 }
 
 /// The running server; it ends when it is dropped.
@@ -134,6 +137,7 @@ impl FakeMcp {
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+            guard: Mutex::new(Box::new(|_| None)),
         });
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let accepting = accept(listener, Arc::clone(&state), tasks.clone(), stop.clone());
@@ -184,6 +188,11 @@ impl FakeMcp {
     /// How a stream request (GET) is answered from now on.
     pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
         *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// What is looked at before anything else from now on, whatever the request is; a reply turns it away.
+    pub(crate) fn guard(&self, guard: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) {
+        *self.state.guard.lock() = Box::new(guard);
     }
 
     /// The protocol revision that the handshake agrees on from now on.
@@ -275,7 +284,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     if stream.read_line(&mut line).await.ok()? == 0 {
         return None;
     }
-    let http_method = line.split(' ').next()?.to_owned();
+    let mut words = line.split(' ');
+    let (http_method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
     let mut headers = HashMap::new();
     loop {
         let mut line = String::new();
@@ -286,11 +296,14 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     let length = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some(Seen { http_method, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
+    Some(Seen { http_method, path, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
 }
 
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    if let Some(reply) = (state.guard.lock())(seen) {
+        return (reply, None);
+    }
     let session = seen.headers.get("mcp-session-id");
     let has_sessions = state.has_sessions.load(Ordering::SeqCst);
     let is_known = !has_sessions || session.is_some_and(|session| state.sessions.lock().contains(session));

@@ -3,6 +3,7 @@
 pub(crate) mod cluster;
 pub(crate) mod counterparts;
 pub(crate) mod database;
+pub(crate) mod fake_issuer;
 pub(crate) mod fake_mcp;
 pub(crate) mod flaky_store;
 pub(crate) mod process;
