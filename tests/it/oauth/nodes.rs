@@ -19,7 +19,7 @@ use crate::support::database::{Database, both_stores};
 use crate::support::fake_issuer::{FakeIssuer, Grants, TOKEN_CANARY};
 
 both_stores! {
-    b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once => race,
+    b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once => b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once,
     a_refused_token_is_renewed_once_for_all_nodes_and_never_by_who_has_a_newer_one => refused,
     a_node_that_dies_in_its_turn_is_in_nobodys_way_for_long => dead_holder,
     a_failure_gives_the_turn_back_and_is_not_repeated_at_once => failures,
@@ -64,7 +64,7 @@ async fn two_nodes(database: &Database, issuer: &FakeIssuer) -> [(Arc<Tokens>, T
     })
 }
 
-async fn race(database: Database) {
+async fn b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once(database: Database) {
     let issuer = FakeIssuer::start().await;
     let first = two_nodes(&database, &issuer).await[0].1.token().await;
     assert_eq!(issuer.asked().len(), 1);

@@ -17,7 +17,7 @@ const SECRET_CANARY: &str = "cl1ent-canary";
 struct World {
     product: Product,
     server: FakeMcp,
-    issuer: FakeIssuer,
+    issuer: Arc<FakeIssuer>,
     database: Database,
 }
 
@@ -26,7 +26,7 @@ impl World {
         let database = Database::sqlite().await;
         let (server, issuer) = (FakeMcp::start().await, FakeIssuer::start().await);
         issuer.guard(&server);
-        Self { product: Product::start(&database).await, server, issuer, database }
+        Self { product: Product::start(&database).await, server, issuer: Arc::new(issuer), database }
     }
 
     /// A run whose model makes so many calls in each of its turns.
@@ -88,17 +88,14 @@ async fn b204_b250_every_request_carries_the_token_and_no_output_carries_it_or_t
 #[tokio::test]
 async fn b211_a_token_that_the_server_withdraws_is_renewed_once_and_the_call_made_with_the_new_one() {
     let world = World::start().await;
-    let issuer = Arc::new(world.issuer);
-    let (revoking, calls) = (Arc::clone(&issuer), AtomicUsize::new(0));
+    let (revoking, calls) = (Arc::clone(&world.issuer), AtomicUsize::new(0));
     world.server.on_call(move |_| {
         if calls.fetch_add(1, Ordering::SeqCst) == 0 {
             revoking.revoke();
         }
         Reply::text("charged")
     });
-    let world = Shared { product: world.product, server: world.server, issuer };
-    world.product.post("/v1/runs", &world.body(&[1, 5]), 201).await;
-    assert_eq!(world.product.rested("r").await["status"], "completed");
+    assert_eq!(world.run(json!({}), &[1, 5]).await["status"], "completed");
     assert_eq!(world.issuer.asked().len(), 2, "one renewal for five calls");
     let calls = world.server.seen_rpc("tools/call");
     let with_new = calls.iter().filter(|seen| token_of(seen).ends_with("-2")).count();
@@ -109,28 +106,6 @@ async fn b211_a_token_that_the_server_withdraws_is_renewed_once_and_the_call_mad
         assert!(calls.iter().any(|other| other.headers["idempotency-key"] == *key && token_of(other).ends_with("-2")));
     }
     assert_eq!(world.server.count("initialize"), 1, "on the connection that was there");
-}
-
-struct Shared {
-    product: Product,
-    server: FakeMcp,
-    issuer: Arc<FakeIssuer>,
-}
-
-impl Shared {
-    fn body(&self, turns: &[usize]) -> Value {
-        let call = json!({"name": "charge", "arguments": {"amount": 5}});
-        let mut script: Vec<Value> =
-            turns.iter().map(|calls| json!({"tool_calls": vec![call.clone(); *calls]})).collect();
-        script.push(json!({"text": "Done."}));
-        json!({
-            "id": "r",
-            "model": {"provider": "scripted", "name": "demo", "script": script},
-            "input": "Go.",
-            "mcp": [{"url": self.server.url(), "auth": auth(json!({}))}],
-            "secrets": {"client": SECRET_CANARY},
-        })
-    }
 }
 
 /// Turns every call away with this, whatever token it has.
@@ -184,14 +159,16 @@ async fn a_token_that_expires_during_a_run_is_renewed_before_the_server_sees_it(
 async fn a_renewal_that_fails_fails_the_call_and_says_why() {
     let world = World::start().await;
     refuse_calls(&world, 401, "Bearer");
-    world.issuer.on_token(|asked| {
-        assert_eq!(asked.form["grant_type"], "client_credentials");
-        Grants::Token(3600)
+    let asked = AtomicUsize::new(0);
+    world.issuer.on_token(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => Grants::Token(3600),
+        _ => Grants::Http(500, SECRET_CANARY.to_owned()),
     });
-    let body = world.body(json!({}), &[1]);
-    world.product.post("/v1/runs", &body, 201).await;
-    world.product.rested("r").await;
-    assert_eq!(world.stages().await, ["failed"]);
+    world.run(json!({}), &[1]).await;
+    let said = "The MCP server refused the call with HTTP 401: the token endpoint at 127.0.0.1 could not be reached \
+                (HTTP 500). It was not executed.";
+    assert_eq!(world.calls().await, [("failed".to_owned(), json!({"code": "mcp-unauthorized", "message": said}))]);
+    assert_eq!(world.server.count("tools/call"), 1);
 }
 
 #[tokio::test]
