@@ -2,6 +2,7 @@
 
 mod discovery;
 mod nodes;
+mod real;
 mod runs;
 
 use std::sync::Arc;
