@@ -21,6 +21,7 @@ use secrecy::SecretString;
 use serde_json::{Map, Value};
 use url::Url;
 
+use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
@@ -43,6 +44,23 @@ pub struct McpTarget {
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
     /// it.
     pub private_to: Option<(RunUid, Fence)>,
+    /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
+    pub origin: Option<String>,
+}
+
+/// What a server said of itself when somebody looked.
+#[derive(Clone, Debug)]
+pub struct Sighting {
+    /// The protocol revision that was agreed on.
+    pub protocol_version: String,
+    /// The server's name, version and whatever else it says of itself.
+    pub server_info: Value,
+    /// What it can do.
+    pub capabilities: Value,
+    /// How long one listing of its tools took.
+    pub latency: Duration,
+    /// Its tools.
+    pub catalog: Arc<ServedCatalog>,
 }
 
 /// One call of a tool.

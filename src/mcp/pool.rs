@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::{CallLimits, Connection};
 use super::outcome::{Remedy, classify};
-use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
+use super::{McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid, TenantId};
@@ -48,6 +48,8 @@ pub struct McpPool {
 /// The place of one connection.
 struct Slot {
     private_to: Option<(RunUid, Fence)>,
+    /// Whose it is, and what it was looked up by.
+    origin: Option<(TenantId, String)>,
     held: Mutex<Held>,
 }
 
@@ -173,6 +175,36 @@ impl McpPool {
         (outcome, remedy)
     }
 
+    /// Looks at a server: what it says of itself, and its tools as they are now. Connects if needed.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub async fn sight(&self, tenant: &TenantId, target: &McpTarget) -> Result<Sighting, McpFault> {
+        // First over whatever connection there is: one that died unnoticed is replaced by this.
+        self.catalog(tenant, target, Duration::ZERO).await?;
+        let patience = Duration::from_millis(target.timeouts.connect_ms);
+        let lease = self.lease(tenant, target).await?;
+        let began = Instant::now();
+        let catalog = lease.connection.tools(Duration::ZERO, patience).await?;
+        let latency = began.elapsed();
+        lease.connection.sighting(catalog, latency)
+    }
+
+    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
+    /// go on; whoever comes next connects anew.
+    pub fn retire(&self, tenant: &TenantId, origin: &str) {
+        self.slots.retain(|_, slot| {
+            let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);
+            if is_meant
+                && let Ok(held) = slot.held.try_lock()
+                && let Some(connection) = &held.connection
+            {
+                connection.retire();
+            }
+            !is_meant
+        });
+    }
+
     /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
     /// this node too, stay.
     pub async fn release_run(&self, uid: RunUid, fence: Fence) {
@@ -267,10 +299,10 @@ impl McpPool {
     }
 
     fn slot(&self, tenant: &TenantId, target: &McpTarget) -> Arc<Slot> {
-        let entry = self
-            .slots
-            .entry(key_of(tenant, target))
-            .or_insert_with(|| Arc::new(Slot { private_to: target.private_to, held: Mutex::new(Held::default()) }));
+        let entry = self.slots.entry(key_of(tenant, target)).or_insert_with(|| {
+            let origin = target.origin.clone().map(|origin| (tenant.clone(), origin));
+            Arc::new(Slot { private_to: target.private_to, origin, held: Mutex::new(Held::default()) })
+        });
         Arc::clone(entry.value())
     }
 
@@ -383,6 +415,7 @@ mod tests {
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
+            origin: None,
         };
         let changes: [fn(&mut McpTarget); 7] = [
             |target| target.url = "https://b.example/mcp".parse().unwrap(),
@@ -404,6 +437,11 @@ mod tests {
         reordered.headers.reverse();
         reordered.headers[1].0 = "x-a".to_owned();
         reordered.timeouts.call_ms += 1;
-        assert_eq!(key_of(&acme, &reordered), key, "order, case and call limits are no part of it");
+        reordered.origin = Some("server/a".to_owned());
+        assert_eq!(
+            key_of(&acme, &reordered),
+            key,
+            "order, case, call limits and what it was looked up by are no part of it"
+        );
     }
 }

@@ -316,8 +316,8 @@ fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
         input_schema: served.input_schema.clone(),
         output_schema: served.output_schema.clone(),
         own_schema: entry.input_schemas.get(&served.name).cloned(),
-        class: entry.side_effect_class.as_ref().and_then(|class| class.of(&served.name)).unwrap_or_default(),
-        replay: entry.replay.as_ref().and_then(|replay| replay.of(&served.name)).is_some(),
+        class: entry.class_of(&served.name),
+        replay: entry.may_repeat(&served.name),
     }
 }
 

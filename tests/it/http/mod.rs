@@ -4,7 +4,7 @@ mod cancel;
 mod delete;
 mod document;
 mod faults;
-mod harness;
+pub(crate) mod harness;
 mod keys;
 mod limits;
 mod probes;
