@@ -10,6 +10,7 @@ mod outcome;
 mod outline;
 mod pool;
 mod shape;
+mod sight;
 mod transport;
 mod wire;
 
@@ -21,11 +22,11 @@ use secrecy::SecretString;
 use serde_json::{Map, Value};
 use url::Url;
 
-use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
 pub use pool::McpPool;
+pub use sight::Sighting;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
 pub const LOG_DIRECTIVE: &str = "rmcp=error";
@@ -46,21 +47,6 @@ pub struct McpTarget {
     pub private_to: Option<(RunUid, Fence)>,
     /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
     pub origin: Option<String>,
-}
-
-/// What a server said of itself when somebody looked.
-#[derive(Clone, Debug)]
-pub struct Sighting {
-    /// The protocol revision that was agreed on.
-    pub protocol_version: String,
-    /// The server's name, version and whatever else it says of itself.
-    pub server_info: Value,
-    /// What it can do.
-    pub capabilities: Value,
-    /// How long one listing of its tools took.
-    pub latency: Duration,
-    /// Its tools.
-    pub catalog: Arc<ServedCatalog>,
 }
 
 /// One call of a tool.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::{CallLimits, Connection};
 use super::outcome::{Remedy, classify};
-use super::{McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
+use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid, TenantId};
@@ -61,8 +61,8 @@ struct Held {
 }
 
 /// A connection in use: while it is held the pool does not close it.
-struct Lease {
-    connection: Arc<Connection>,
+pub(super) struct Lease {
+    pub(super) connection: Arc<Connection>,
     slot: Arc<Slot>,
     is_new: bool,
 }
@@ -175,21 +175,6 @@ impl McpPool {
         (outcome, remedy)
     }
 
-    /// Looks at a server: what it says of itself, and its tools as they are now. Connects if needed.
-    ///
-    /// # Errors
-    /// What went wrong, in words without secrets.
-    pub async fn sight(&self, tenant: &TenantId, target: &McpTarget) -> Result<Sighting, McpFault> {
-        // First over whatever connection there is: one that died unnoticed is replaced by this.
-        self.catalog(tenant, target, Duration::ZERO).await?;
-        let patience = Duration::from_millis(target.timeouts.connect_ms);
-        let lease = self.lease(tenant, target).await?;
-        let began = Instant::now();
-        let catalog = lease.connection.tools(Duration::ZERO, patience).await?;
-        let latency = began.elapsed();
-        lease.connection.sighting(catalog, latency)
-    }
-
     /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
     /// go on; whoever comes next connects anew.
     pub fn retire(&self, tenant: &TenantId, origin: &str) {
@@ -260,7 +245,7 @@ impl McpPool {
         futures::future::join_all(closing).await;
     }
 
-    async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+    pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::new("The server is shutting down."));
         }

@@ -9,6 +9,7 @@ mod reads;
 mod registry;
 mod retention;
 mod runs;
+mod sealed;
 mod steady;
 mod turn;
 mod wake;

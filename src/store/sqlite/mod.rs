@@ -8,6 +8,7 @@ mod reads;
 mod registry;
 mod retention;
 mod runs;
+mod sealed;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
