@@ -1,4 +1,4 @@
-//! What tells a server who asks: the one place that looks up a secret's value for an entry.
+//! What a server is told of who asks: a secret as it is, or tokens that it buys.
 
 use std::sync::Arc;
 
@@ -7,62 +7,45 @@ use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
 use crate::mcp::{Bearer, BearerSource, BearerToken, McpFault};
-use crate::oauth::{AccessToken, ClientSecret, Grant, OauthFault, SecretOwner, TokenSource, Tokens};
-use crate::run::ids::{RunUid, TenantId};
-use crate::run::spec::{McpAuth, McpEntry};
-use crate::secrets::RunSecrets;
+use crate::oauth::{AccessToken, ClientSecret, Grant, OauthFault, TokenSource, Tokens};
+use crate::run::ids::TenantId;
+use crate::run::spec::McpAuth;
 
-/// What an entry's requests carry.
-#[derive(Debug, Default)]
+/// What the requests to a server carry.
 pub(super) struct Credential {
     /// A header that does not change.
     pub(super) header: Option<(String, SecretString)>,
     /// Instead: a token that does.
     pub(super) bearer: Option<Bearer>,
-    /// Whether it is the run's own, and with it the connection.
-    pub(super) is_private: bool,
+    /// The secret behind it.
+    pub(super) secret: SecretString,
 }
 
-/// Who asks for a credential.
-#[derive(Clone, Copy)]
-pub(super) struct Holder<'a> {
-    pub(super) tenant: &'a TenantId,
-    pub(super) uid: RunUid,
-    pub(super) secrets: &'a RunSecrets,
-}
-
-/// The credential of an entry, whose server is at this address.
+/// What a server at this address is told, by what its entry says.
 ///
 /// # Errors
-/// Why there is none, in words without secrets.
+/// Why that cannot be, in words without secrets.
 pub(super) fn credential(
     tokens: &Arc<Tokens>,
-    entry: &McpEntry,
+    tenant: &TenantId,
+    auth: &McpAuth,
     url: &Url,
-    holder: Holder<'_>,
+    secret: ClientSecret,
 ) -> Result<Credential, String> {
-    let Some(auth) = &entry.auth else { return Ok(Credential::default()) };
-    let secret = secret(auth.secret(), holder)?;
-    let is_private = matches!(secret.owner, SecretOwner::Run(_));
+    let value = secret.value.clone();
     let header = match auth {
         McpAuth::Bearer { .. } => {
-            ("authorization".to_owned(), SecretString::from(format!("Bearer {}", secret.value.expose_secret())))
+            ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
         }
-        McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), secret.value),
+        McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
         McpAuth::OauthClientCredentials { .. } => {
             let grant = Grant::of(url, auth).map_err(|fault| fault.to_string())?;
-            let source = grant.map(|grant| tokens.source(holder.tenant, grant, secret));
+            let source = grant.map(|grant| tokens.source(tenant, grant, secret));
             let bearer = source.map(|source| Arc::new(Renewed(source)) as Bearer);
-            return Ok(Credential { header: None, bearer, is_private });
+            return Ok(Credential { header: None, bearer, secret: value });
         }
     };
-    Ok(Credential { header: Some(header), bearer: None, is_private })
-}
-
-/// The value of a secret by its name, and whose it is.
-fn secret(name: &str, holder: Holder<'_>) -> Result<ClientSecret, String> {
-    let value = holder.secrets.get(name).ok_or_else(|| format!("its secret {name:?} is missing or unreadable"))?;
-    Ok(ClientSecret { name: name.to_owned(), value: value.clone(), owner: SecretOwner::Run(holder.uid) })
+    Ok(Credential { header: Some(header), bearer: None, secret: value })
 }
 
 /// Access tokens as connections take them.
@@ -78,6 +61,10 @@ fn taken(got: Result<AccessToken, OauthFault>) -> Result<BearerToken, McpFault> 
 impl BearerSource for Renewed {
     fn identity(&self) -> [u8; 32] {
         self.0.identity()
+    }
+
+    fn spoken(&self) -> Vec<SecretString> {
+        self.0.spoken()
     }
 
     async fn token(&self) -> Result<BearerToken, McpFault> {

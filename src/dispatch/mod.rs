@@ -5,7 +5,11 @@
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
 mod credential;
+mod declared;
+mod fresh;
 mod gate;
+mod registry;
+mod target;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +19,12 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::{MayLeave, News};
+pub use crate::mcp::{MayLeave, News, Sighting};
+pub use declared::{Declared, NothingDeclared};
 pub use gate::Gate;
+pub use registry::SecretFault;
 
-use crate::mcp::{McpPool, McpTarget, Subscription, ToolRequest};
+use crate::mcp::{McpPool, Subscription, ToolRequest};
 use crate::net::Egress;
 use crate::oauth::Tokens;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
@@ -28,7 +34,7 @@ use crate::run::outcome::{Outcome, ToolError};
 use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
-use credential::{Holder, credential};
+use registry::Registry;
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,11 +111,12 @@ pub struct Dispatch {
     egress: Egress,
     keys: Arc<KeyRing>,
     store: Arc<dyn Store>,
+    registry: Registry,
     tokens: Arc<Tokens>,
 }
 
 impl Dispatch {
-    /// Puts the parts together.
+    /// Puts the parts together, without servers that the operator declared.
     pub fn new(
         pool: Arc<McpPool>,
         egress: Egress,
@@ -117,7 +124,15 @@ impl Dispatch {
         store: Arc<dyn Store>,
         tokens: Arc<Tokens>,
     ) -> Self {
-        Self { pool, egress, keys, store, tokens }
+        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Arc::new(NothingDeclared));
+        Self { pool, egress, keys, store, registry, tokens }
+    }
+
+    /// The same with servers that the operator declared.
+    #[must_use]
+    pub fn with_declared(mut self, declared: Arc<dyn Declared>) -> Self {
+        self.registry.declared = declared;
+        self
     }
 
     /// Whether the server may reach that address at all.
@@ -129,17 +144,18 @@ impl Dispatch {
         self.egress.check(&url).map_err(|refused| refused.to_string())
     }
 
-    /// The opened secrets of a run. One that cannot be opened is left out: whoever needs it says so.
+    /// The opened secrets of a run. One that cannot be opened is kept as such: whoever needs it says so.
     ///
     /// # Errors
     /// The store's.
     pub async fn secrets(&self, tenant: &TenantId, uid: RunUid) -> Result<RunSecrets, StoreError> {
         let mut opened = RunSecrets::new();
         for sealed in self.store.secret_list(tenant, uid).await? {
-            match self.keys.open(tenant, uid, &sealed) {
-                Ok(value) => drop(opened.insert(sealed.name, value)),
-                Err(fault) => tracing::warn!(secret = %sealed.name, %fault, "a run-scoped secret cannot be opened"),
-            }
+            let value = self.keys.open(tenant, uid, &sealed);
+            let value = value.inspect_err(
+                |fault| tracing::warn!(secret = %sealed.name, %fault, "a run-scoped secret cannot be opened"),
+            );
+            opened.insert(sealed.name, value.ok());
         }
         Ok(opened)
     }
@@ -215,10 +231,15 @@ impl Dispatch {
             return Ok((None, None));
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
-        let target = self.target(entry, (&reader.tenant, reader.uid, reader.fence), secrets).map_err(unreachable)?;
-        match self.pool.read(&reader.tenant, &target, max_age).await {
-            Ok((catalog, subscription)) => Ok((Some(catalog), Some(subscription))),
-            Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
+        let drive = (reader.uid, reader.fence);
+        let target = self.target(&reader.tenant, entry, drive, secrets).await.map_err(unreachable)?;
+        let read = self.pool.read(&reader.tenant, &target.reached, max_age).await;
+        let told = target.told();
+        match read {
+            Ok((catalog, subscription)) => {
+                Ok((Some(told.catalog(&catalog).map_or(catalog, Arc::new)), Some(subscription)))
+            }
+            Err(fault) => Err(unreachable(told.text(&fault.to_string()).into_owned())),
         }
     }
 
@@ -234,9 +255,16 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        match self.target(entry, (&caller.tenant, caller.uid, caller.fence), secrets) {
-            Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
-            Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
+        match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
+            Ok(target) => {
+                let outcome = self.pool.call(&caller.tenant, &target.reached, request, cancel).await;
+                target.told().outcome(outcome)
+            }
+            Err(why) => {
+                let message =
+                    format!("MCP server '{}' cannot be reached: {why}. The call was not executed.", entry.label());
+                Outcome::NotSent(ToolError::new("mcp-unreachable", message))
+            }
         }
     }
 

@@ -39,6 +39,9 @@ pub trait BearerSource: Send + Sync + fmt::Debug {
     /// The digest of everything that the tokens depend on: what has the same is the same.
     fn identity(&self) -> [u8; 32];
 
+    /// The last few tokens: what a server that repeats its credential would say.
+    fn spoken(&self) -> Vec<SecretString>;
+
     /// A token that is good now.
     ///
     /// # Errors

@@ -61,7 +61,7 @@ impl TokenSource {
             Ok(mut held) => {
                 held.replaced_refused = refused.is_some().then(Instant::now);
                 let token = held.token.clone();
-                *self.entry.held.write() = Some(held);
+                self.entry.hold(held);
                 flight.failed = None;
                 Ok(token)
             }

@@ -9,6 +9,7 @@ use url::Url;
 use super::OauthFault;
 use crate::run::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 use crate::run::ids::{RunUid, TenantId};
+use crate::secrets::hosts;
 
 /// A client credentials grant for one MCP server.
 #[derive(Clone, Debug)]
@@ -90,10 +91,8 @@ impl Grant {
                 ))
             }
             SecretOwner::Tenant { hosts, .. } => {
-                let missing = [Some(&self.server), Some(token_url), issuer_url.as_ref()].into_iter().flatten();
-                let missing = missing
-                    .map(|url| url.host_str().unwrap_or_default())
-                    .find(|host| !hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(host)));
+                let all = [Some(&self.server), Some(token_url), issuer_url.as_ref()].into_iter().flatten();
+                let missing = all.filter(|url| !hosts::include(hosts, url)).find_map(Url::host_str);
                 match missing {
                     None => Ok(()),
                     Some(host) => refuse(format!("its hosts do not include '{host}'")),
@@ -159,9 +158,9 @@ pub enum SecretOwner {
     Run(RunUid),
     /// A tenant's stored one.
     Tenant {
-        /// Its version.
+        /// When this version of it was put, in milliseconds: another put is another secret.
         version: i64,
-        /// The only hosts that it, and what it buys, may be sent to.
+        /// The only hosts that it, and what it buys, may be sent to: `host` or `host:port`.
         hosts: Vec<String>,
     },
 }
@@ -204,7 +203,7 @@ mod tests {
             let token_url = "https://login.example/token".parse().unwrap();
             grant("https://a.example/mcp", &json!({})).permit(&owner, issuer, &token_url).is_ok()
         };
-        assert!(permits(&["A.example", "login.example"], None));
+        assert!(permits(&["a.example", "login.example:443"], None));
         assert!(!permits(&["login.example"], None), "the token would go to a host that the secret may not see");
         assert!(!permits(&["a.example"], None));
         assert!(!permits(&["a.example", "login.example"], Some("https://c.example")));

@@ -43,6 +43,9 @@ const FAILURE_KEPT: Duration = Duration::from_secs(1);
 /// A token that is refused sooner than that after it replaced a refused one is not replaced again.
 const RENEWED_LATELY: Duration = Duration::from_secs(10);
 
+/// Tokens of one kind that are remembered as told.
+const SPOKEN: usize = 4;
+
 /// An access token, and which of its kind it is.
 #[derive(Clone, Debug)]
 pub struct AccessToken {
@@ -86,6 +89,8 @@ pub struct TokenParts {
 #[derive(Default)]
 struct Entry {
     held: RwLock<Option<Held>>,
+    /// The last few tokens: a server that was told one may still repeat it.
+    spoken: RwLock<Vec<SecretString>>,
     /// Held while a new token is got.
     flight: Arc<Mutex<Flight>>,
 }
@@ -100,6 +105,14 @@ struct Held {
 }
 
 impl Entry {
+    fn hold(&self, held: Held) {
+        let mut spoken = self.spoken.write();
+        spoken.insert(0, held.token.value.clone());
+        spoken.truncate(SPOKEN);
+        drop(spoken);
+        *self.held.write() = Some(held);
+    }
+
     /// The token that is newer than a refused one, and good until a time that is read off it.
     fn token(&self, refused: Option<i64>, good_until: impl Fn(&Held) -> Instant) -> Option<AccessToken> {
         let held = self.held.read();
@@ -160,6 +173,11 @@ impl TokenSource {
     /// The digest of everything that the tokens depend on, but for the secret's value: what has the same is the same.
     pub fn identity(&self) -> [u8; 32] {
         self.key.identity
+    }
+
+    /// The last few tokens: what a server that repeats its credential would say.
+    pub fn spoken(&self) -> Vec<SecretString> {
+        self.entry.spoken.read().clone()
     }
 
     /// A token that is good now: the one at hand, or a new one.

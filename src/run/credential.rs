@@ -9,14 +9,14 @@ use utoipa::ToSchema;
 pub enum McpAuth {
     /// `Authorization: Bearer SECRET`.
     Bearer {
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
     /// A header of the caller's choice.
     Header {
         /// The header's name.
         header: String,
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
     /// `Authorization: Bearer TOKEN`, with an access token that this server gets by OAuth's client credentials grant
@@ -25,7 +25,8 @@ pub enum McpAuth {
         /// The client's name at the authorization server.
         #[schema(min_length = 1, max_length = 500)]
         client_id: String,
-        /// Name of the run-scoped secret: the client secret, or a private key (PEM, PKCS#8).
+        /// Name of the secret: the client secret, or a private key (PEM, PKCS#8). A stored one's hosts must include
+        /// the server's, the issuer's and the token endpoint's.
         secret: String,
         /// The authorization server that is trusted with the secret, as it names itself; its metadata give the token
         /// endpoint. Left out, with `token_url` too: the one that the MCP server names, which must be on its own host.

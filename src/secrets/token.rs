@@ -14,7 +14,7 @@ impl KeyRing {
         value: &SecretString,
         expires_in_ms: i64,
     ) -> Option<SealedToken> {
-        let sealed = self.first.seal(place(key, version), value)?;
+        let sealed = self.seal_at(place(key, version), "access token", value).ok()?;
         Some(SealedToken { version, key_id: self.first.id.clone(), sealed, expires_in_ms })
     }
 

@@ -21,6 +21,7 @@ mod open;
 mod owned;
 mod page;
 mod postgres;
+pub mod registry;
 pub mod retention;
 mod rows;
 mod sqlite;
@@ -34,6 +35,7 @@ pub use open::{open, open_for};
 use owned::FORGET_NODE_MS;
 pub use owned::{Beat, Claim, ExecutorStore, OwnedCommit, Wishes};
 pub use page::{PAGE_BYTES, Page};
+pub use registry::RegistryStore;
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
 pub use tokens::TokenStore;
@@ -323,6 +325,12 @@ pub trait FollowStore: Send + Sync {
 }
 
 /// One database that does all.
-pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + TokenStore {}
+pub trait Store:
+    RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+{
+}
 
-impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + TokenStore> Store for T {}
+impl<T> Store for T where
+    T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+{
+}

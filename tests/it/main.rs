@@ -10,6 +10,7 @@ mod mcp;
 mod model;
 mod oauth;
 mod protocol;
+mod registry;
 mod runs;
 mod source;
 mod store;

@@ -52,6 +52,7 @@ pub(crate) fn target(url: &str) -> McpTarget {
         bearer: None,
         timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },
         private_to: None,
+        origin: None,
     }
 }
 

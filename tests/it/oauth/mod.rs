@@ -4,6 +4,7 @@ mod discovery;
 mod nodes;
 mod real;
 mod runs;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Duration;
