@@ -268,27 +268,6 @@ impl Dispatch {
         }
     }
 
-    /// How a run reaches an entry's server.
-    fn target(
-        &self,
-        entry: &McpEntry,
-        (tenant, uid, fence): (&TenantId, RunUid, Fence),
-        secrets: &RunSecrets,
-    ) -> Result<McpTarget, String> {
-        let address = entry.url.as_deref().ok_or("the entry names no address")?;
-        let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
-        let credential = credential(&self.tokens, entry, &url, Holder { tenant, uid, secrets })?;
-        Ok(McpTarget {
-            url,
-            headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-            secret_header: credential.header,
-            bearer: credential.bearer,
-            // A credential of the run's own: so is the connection that carries it.
-            private_to: credential.is_private.then_some((uid, fence)),
-            timeouts: entry.timeouts,
-        })
-    }
-
     /// Closes the connections that belong to this reader, or this drive of a run, alone.
     pub async fn release(&self, reader: &Claim) {
         self.pool.release_run(reader.uid, reader.fence).await;
