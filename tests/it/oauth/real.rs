@@ -1,4 +1,4 @@
-//! A certified OpenID provider, and a FastMCP server that takes its tokens only: both discovered from the server alone.
+//! A certified `OpenID` provider, and a FastMCP server that takes its tokens only: both discovered from the server alone.
 
 use serde_json::json;
 

@@ -31,7 +31,7 @@ pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
     Some(Process::start(command).await)
 }
 
-/// An OpenID provider with the client `svc`, and a FastMCP server that takes its tokens only.
+/// An `OpenID` provider with the client `svc`, and a FastMCP server that takes its tokens only.
 pub(crate) async fn token_world() -> Option<(Process, Process)> {
     let package = testworld("oidc/node_modules/oidc-provider/package.json")?;
     let python = testworld("py/bin/python")?;
