@@ -177,7 +177,7 @@ impl Commands {
         faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
         let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
-        self.check_model(&request.model, &secrets, &mut faults);
+        self.check_model(&request.model, Some(&secrets), "/model", &mut faults);
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
@@ -196,25 +196,26 @@ impl Commands {
         Ok(Asked { id: id.flatten(), spec, entries, input, secrets })
     }
 
-    fn check_model(&self, model: &ModelSpec, secrets: &RunSecrets, faults: &mut Faults) {
-        faults.require(!model.name.is_empty(), "/model/name", "must not be empty");
-        if let Some(name) = &model.secret {
+    fn check_model(&self, model: &ModelSpec, secrets: Option<&RunSecrets>, at: &str, faults: &mut Faults) {
+        let place = |field: &str| format!("{at}/{field}");
+        faults.require(!model.name.is_empty(), &place("name"), "must not be empty");
+        if let (Some(name), Some(secrets)) = (&model.secret, secrets) {
             let detail = format!("there is no secret named {name:?}");
-            faults.require(secrets.contains_key(name), "/model/secret", &detail);
+            faults.require(secrets.contains_key(name), &place("secret"), &detail);
         }
         if let Some(address) = &model.base_url
             && let Err(refused) = self.dispatch.check_address(address)
         {
-            faults.add("/model/base_url", refused);
+            faults.add(place("base_url"), refused);
         }
         match model.provider {
             Provider::Scripted => {
-                faults.require(self.allow.scripted_models, "/model/provider", "scripted models are not allowed here");
+                faults.require(self.allow.scripted_models, &place("provider"), "scripted models are not allowed here");
                 let has_turns = model.script.as_ref().is_some_and(|turns| !turns.is_empty());
-                faults.require(has_turns, "/model/script", "a scripted model needs at least one turn");
+                faults.require(has_turns, &place("script"), "a scripted model needs at least one turn");
             }
             Provider::Openai | Provider::Anthropic => {
-                faults.require(model.script.is_none(), "/model/script", "only a scripted model has a script");
+                faults.require(model.script.is_none(), &place("script"), "only a scripted model has a script");
             }
         }
     }
@@ -242,6 +243,9 @@ impl Commands {
                 if let (Some(auth), Some(secrets)) = (&entry.auth, secrets) {
                     let detail = format!("there is no secret named {:?}", auth.secret());
                     faults.require(secrets.contains_key(auth.secret()), &format!("{at}/auth/secret"), &detail);
+                }
+                if let Some(sampling) = &entry.sampling {
+                    self.check_model(&sampling.model, secrets, &format!("{at}/sampling/model"), faults);
                 }
                 entries.push(entry);
             }

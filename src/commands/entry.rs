@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
+use crate::run::offer::SamplingApproval;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
@@ -68,6 +69,8 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         side_effect_class: request.side_effect_class,
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default(),
+        elicitation: request.elicitation.unwrap_or_default(),
+        sampling: request.sampling.map(Box::new),
     })
 }
 
@@ -81,9 +84,8 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
     faults.require(request.server.is_none(), &format!("{at}/server"), LATER);
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
     faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
-    faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);
-    let denies = request.elicitation.as_deref().is_none_or(|mode| mode == "deny");
-    faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");
+    let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
+    faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }
 
 fn check_headers(headers: Option<&BTreeMap<String, String>>, at: &str, faults: &mut Faults) {

@@ -5,6 +5,7 @@ mod create;
 mod delete;
 mod entry;
 mod faults;
+mod inputs;
 mod reconcile;
 mod request;
 mod resume;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use create::Created;
-pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
+pub use request::{AnswerInput, CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 
 use serde_json::Value;
@@ -76,6 +77,9 @@ pub enum CommandError {
     /// The run has no such call with a receipt.
     #[error("the run has no such call")]
     CallNotFound,
+    /// The run has had no such question of a server.
+    #[error("the run has no such input")]
+    InputNotFound,
     /// The id is taken in the tenant.
     #[error("a run of this id exists")]
     RunExists,

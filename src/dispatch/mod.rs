@@ -12,17 +12,20 @@ use std::time::Duration;
 use futures::future::join_all;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::MayLeave;
+pub use crate::mcp::{AskRefusal, MayLeave, ServerAsk};
 pub use gate::Gate;
 
-use crate::mcp::{McpPool, McpTarget, ToolRequest};
+use crate::mcp::{AskDoor, Continuation, McpPool, McpTarget, Offers, ToolRequest};
 use crate::net::Egress;
+use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
+use crate::run::offer::Elicitation;
 use crate::run::outcome::{Outcome, ToolError};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::secrets::{KeyRing, RunSecrets};
@@ -60,6 +63,8 @@ pub struct Caller {
     pub run: RunId,
     /// Whether its node may still send for it.
     pub may_leave: MayLeave,
+    /// Where servers' questions go that may ask the run.
+    pub asks: mpsc::Sender<ServerAsk>,
 }
 
 /// Reaches servers for runs.
@@ -185,11 +190,13 @@ fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Res
             })
         }
     };
+    let offers = Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() };
     Ok(McpTarget {
         url,
         headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        // The credential is the run's own: so is the connection that carries it.
-        private_to: secret_header.is_some().then_some(drive),
+        // The credential is the run's own, or its server may ask this run: so is the connection.
+        private_to: (secret_header.is_some() || offers.any()).then_some(drive),
+        offers,
         secret_header,
         timeouts: entry.timeouts,
     })
@@ -214,8 +221,16 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         idempotency_key: key,
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
+        asks: entry.offers_asks().then(|| AskDoor { call: call.key, sender: caller.asks.clone() }),
+        continuation: call.asked.as_deref().map(continuation),
     };
     Some((entry, request))
+}
+
+/// The replies to what the server asked in its last round.
+fn continuation(asked: &Asked) -> Continuation {
+    let replied = |(name, question): (&String, &Question)| Some((name.clone(), question.reply.clone()?));
+    Continuation { replies: asked.questions.iter().filter_map(replied).collect(), state: asked.state.clone() }
 }
 
 /// One trace a run, one span a logical call: attempts of one call share it.

@@ -1,5 +1,6 @@
 //! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
 
+mod asks;
 mod attempt;
 mod body;
 mod catalog;
@@ -24,6 +25,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
 pub use pool::McpPool;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
@@ -43,6 +45,24 @@ pub struct McpTarget {
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
     /// it.
     pub private_to: Option<(RunUid, Fence)>,
+    /// What its server may ask of the run.
+    pub offers: Offers,
+}
+
+/// What a server may ask of the run whose own connection it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    /// Input of people.
+    pub elicitation: bool,
+    /// Samples of a model.
+    pub sampling: bool,
+}
+
+impl Offers {
+    /// Whether it may ask anything.
+    pub const fn any(self) -> bool {
+        self.elicitation || self.sampling
+    }
 }
 
 /// One call of a tool.
@@ -60,6 +80,10 @@ pub struct ToolRequest {
     pub output_schema: Option<Value>,
     /// Whether the call may still leave.
     pub may_leave: MayLeave,
+    /// Where its server's questions go while it is out; `None`: it may ask nothing.
+    pub asks: Option<AskDoor>,
+    /// The replies to what the server answered the last attempt with.
+    pub continuation: Option<Continuation>,
 }
 
 /// Asked in the moment before a call leaves. A handshake, or a pause before a second attempt, may take longer than the

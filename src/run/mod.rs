@@ -23,6 +23,7 @@
 )]
 
 pub mod apply;
+pub mod ask;
 pub mod binding;
 pub mod call;
 pub mod commit;
@@ -32,10 +33,13 @@ pub mod fact;
 pub mod history;
 pub mod ids;
 pub mod json;
+pub mod limits;
 pub mod message;
+pub mod offer;
 pub mod outcome;
 pub mod refusal;
 pub mod result;
+pub mod sampling;
 pub mod spec;
 pub mod status;
 pub mod step;

@@ -1,5 +1,6 @@
 //! The rules, on values only.
 
+mod asks;
 mod ends;
 mod matrix;
 mod properties;
