@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::dispatch::Catalogs;
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
@@ -55,7 +56,7 @@ impl Commands {
         let sealed = self.seal(asker, uid, &asked.secrets)?;
         // The connections that this opens are the first owner's.
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
-        let catalogs = self.dispatch.read(&first, &asked.entries, &asked.secrets, self.catalog_max_age()).await?;
+        let catalogs = self.read_first(&first, &asked).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
         warnings.extend(catalogs.warnings);
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
@@ -82,12 +83,29 @@ impl Commands {
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        match (self.admit(admission, envelope, seat).await?, kept) {
+        if seat.is_none() {
+            // Whoever takes it opens its own; once it is stored that may be this node at any moment.
+            self.dispatch.release(&first).await;
+        }
+        let admitted = self.admit(admission, envelope, seat).await?;
+        if matches!(admitted, Admitted::RunExists | Admitted::KeyUsed(_)) {
+            self.dispatch.release(&first).await;
+        }
+        match (admitted, kept) {
             (Admitted::Created | Admitted::NotTaken, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
             (Admitted::KeyUsed(_), None) => Err(CommandError::KeyReused),
         }
+    }
+
+    /// What the servers serve. Where one cannot be read, no connection stays that the others got for this run.
+    async fn read_first(&self, first: &Claim, asked: &Asked) -> Result<Catalogs, CommandError> {
+        let read = self.dispatch.read(first, &asked.entries, &asked.secrets, self.catalog_max_age()).await;
+        if read.is_err() {
+            self.dispatch.release(first).await;
+        }
+        Ok(read?)
     }
 
     /// Stores the run and begins it: both or neither, even when the caller goes away in between. So it is a task of its

@@ -1,19 +1,13 @@
 //! Servers that ask: people, models, and what of it outlives a call, a leg and a crash.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Value, json};
 
 use super::world::*;
-use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
+use crate::run::ask::Ask;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::fact::{Fact, InputAnswer, Resolution, SampleEnd};
-use crate::run::ids::Actor;
-use crate::run::message::{Role, TurnUsage};
-use crate::run::outcome::Outcome;
+use crate::run::fact::{Fact, Resolution, SampleEnd};
 use crate::run::refusal::Refusal;
-use crate::run::spec::FinishReason;
 use crate::run::{Step, apply, next};
 
 fn decide(run: &mut Envelope, fact: Fact) -> Commit {
@@ -23,49 +17,11 @@ fn decide(run: &mut Envelope, fact: Fact) -> Commit {
 /// A run with this call out, at a server that may ask people and have a model asked.
 fn calling(tools: &[&str], limits: Value, sampling: Value) -> Envelope {
     let (mut run, _) = new_run(limits, true);
-    let mut entry = json!(run.binding.entries[0]);
-    entry["elicitation"] = json!("ask");
-    entry["sampling"] = sampling;
-    run.binding.entries[0] = serde_json::from_value(entry).unwrap();
+    let_ask(&mut run, sampling);
     let calls: Vec<(&str, &str)> = tools.iter().map(|tool| ("", *tool)).collect();
     let fact = ended(&run, turn("", &calls));
     decide(&mut run, fact);
     run
-}
-
-fn small() -> Value {
-    json!({ "model": { "provider": "scripted", "name": "small" } })
-}
-
-fn form() -> Ask {
-    Ask::Form { message: "Who?".to_owned(), schema: json!({ "type": "object" }) }
-}
-
-fn sample(max_tokens: u64) -> SampleRequest {
-    let messages = vec![SampleMessage { role: Role::User, text: "Sum up.".to_owned() }];
-    SampleRequest { system: None, messages, max_tokens, temperature: None, stop: vec![] }
-}
-
-fn required(position: u32, asks: Vec<(&str, Ask)>) -> Fact {
-    let asks: BTreeMap<String, Ask> = asks.into_iter().map(|(name, ask)| (name.to_owned(), ask)).collect();
-    let questions = Questions { asks, state: Some("s".to_owned()) };
-    Fact::CallEnded { key: key(1, position), outcome: Outcome::InputRequired(Box::new(questions)) }
-}
-
-fn answer(input_id: &str) -> Fact {
-    let (actor, input_id) = (Actor::parse("bob").unwrap(), input_id.to_owned());
-    let content = Some(json!({}));
-    Fact::InputAnswered(Box::new(InputAnswer { actor, input_id, action: InputAction::Accept, content }))
-}
-
-fn sample_asked(position: u32, max_tokens: u64) -> Fact {
-    Fact::SampleAsked { key: key(1, position), question: None, request: Box::new(sample(max_tokens)) }
-}
-
-fn made(number: u32) -> Fact {
-    let sample = Sample { model: "small".to_owned(), text: "Short.".to_owned(), finish_reason: FinishReason::Stop };
-    let usage = TurnUsage { input_tokens: 5, output_tokens: 5, cached_input_tokens: 0 };
-    Fact::SampleEnded { sample: number, end: SampleEnd::Made { sample, usage } }
 }
 
 fn decisions(commit: &Commit) -> Vec<String> {
