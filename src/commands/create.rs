@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
-use crate::dispatch::Catalogs;
+use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
@@ -83,11 +83,12 @@ impl Commands {
             idempotency: kept.clone(),
             secrets: sealed,
         };
+        let watched = catalogs.watched;
         if seat.is_none() {
             // Whoever takes it opens its own; once it is stored that may be this node at any moment.
             self.dispatch.release(&first).await;
         }
-        let admitted = self.admit(admission, envelope, seat).await?;
+        let admitted = self.admit(admission, envelope, watched, seat).await?;
         if matches!(admitted, Admitted::RunExists | Admitted::KeyUsed(_)) {
             self.dispatch.release(&first).await;
         }
@@ -114,6 +115,7 @@ impl Commands {
         &self,
         admission: Admission,
         envelope: Envelope,
+        watched: Watched,
         seat: Option<Seat>,
     ) -> Result<Admitted, CommandError> {
         let (store, hub, executor) = (Arc::clone(&self.store), Arc::clone(&self.hub), Arc::clone(&self.executor));
@@ -130,7 +132,7 @@ impl Commands {
             match (&admitted, seat) {
                 (Admitted::Created, Some(seat)) => {
                     tell(announced, &commit);
-                    executor.begin(seat, claim, envelope);
+                    executor.begin(seat, claim, envelope, watched);
                 }
                 (Admitted::Created | Admitted::NotTaken, _) => {
                     tell(announced, &commit);

@@ -67,6 +67,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         input_schemas: request.input_schemas.unwrap_or_default(),
         replay: request.replay,
         side_effect_class: request.side_effect_class,
+        trust_annotations: request.trust_annotations.unwrap_or(false),
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default(),
         elicitation: request.elicitation.unwrap_or_default(),
@@ -83,7 +84,6 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
     });
     faults.require(request.server.is_none(), &format!("{at}/server"), LATER);
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
-    faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
     let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
     faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }

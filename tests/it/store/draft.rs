@@ -1,7 +1,7 @@
 //! Runs for tests, made by hand from the core's types.
 
 use countersign::run::ask::Asks;
-use countersign::run::binding::Binding;
+use countersign::run::binding::merge;
 use countersign::run::call::{Backend, Call, CallTarget, Stage};
 use countersign::run::commit::{Commit, Next};
 use countersign::run::envelope::{Head, HeadState};
@@ -55,6 +55,7 @@ impl Draft {
             progressed: false,
             model_failures: 0,
             asks: Asks::default(),
+            catalog_failures: 0,
             worked_ms: 0,
             leg_began_at: None,
             warnings: Vec::new(),
@@ -120,7 +121,7 @@ impl Draft {
 
     /// The first commit of a run, with an empty binding.
     pub(crate) fn admission(&mut self, owner: Option<NodeId>) -> Admission {
-        let binding = Binding { revision: 1, entries: Vec::new(), unread: Vec::new(), tools: Vec::new(), mcp: None };
+        let binding = merge(Vec::new(), &[]).0;
         Admission {
             tenant: self.tenant.clone(),
             uid: self.uid,

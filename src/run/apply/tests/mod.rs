@@ -1,6 +1,7 @@
 //! The rules, on values only.
 
 mod asks;
+mod catalogs;
 mod ends;
 mod matrix;
 mod properties;
