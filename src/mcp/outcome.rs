@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::asks;
 use super::attempt::{HttpRefusal, Stage};
 use super::shape::{Excess, MAX_BLOCKS};
 use crate::run::json::is_too_deep;
@@ -137,9 +138,12 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
     match output.get("resultType").and_then(Value::as_str) {
         // The server started something in the background and only promises its end.
         Some("task") => return Outcome::Unknown(Cause::LostResponse),
+        // The server did what it could without the replies, and wants the same call again with them.
         Some("input_required") => {
-            let text = "The MCP server asked for input, which this run does not offer.";
-            return failed("input-required", text.to_owned(), Some(output));
+            return match asks::questions(&output) {
+                Ok(questions) => Outcome::InputRequired(Box::new(questions)),
+                Err(why) => failed("input-required", format!("The MCP server asked for input: {why}."), Some(output)),
+            };
         }
         _ => {}
     }

@@ -375,6 +375,7 @@ fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         None => add(b""),
     }
     add(&target.timeouts.connect_ms.to_be_bytes());
+    add(&[u8::from(target.offers.elicitation), u8::from(target.offers.sampling)]);
     if let Some((uid, fence)) = target.private_to {
         add(uid.0.as_bytes());
         add(&fence.0.to_be_bytes());
@@ -415,8 +416,11 @@ mod tests {
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
             origin: None,
+            offers: super::super::Offers::default(),
         };
-        let changes: [fn(&mut McpTarget); 7] = [
+        let changes: [fn(&mut McpTarget); 9] = [
+            |target| target.offers.sampling = true,
+            |target| target.offers.elicitation = true,
             |target| target.url = "https://b.example/mcp".parse().unwrap(),
             |target| target.headers[0].1 = "3".to_owned(),
             |target| target.headers.truncate(1),

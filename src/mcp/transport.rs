@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use sse_stream::Sse;
 use url::Url;
 
+use super::AskDoor;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
@@ -93,6 +94,15 @@ impl TrackedClient {
     /// Whether the server said that it does not know our session any more.
     pub(super) fn session_lost(&self) -> bool {
         self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
+    pub(super) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        let calls = &self.shared.calls;
+        if let Some(id) = request {
+            return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
+        }
+        calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
     }
 
     /// Takes a call off the table of those that are out.

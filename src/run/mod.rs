@@ -24,6 +24,7 @@
 
 pub mod address;
 pub mod apply;
+pub mod ask;
 pub mod binding;
 pub mod call;
 pub mod commit;
@@ -33,10 +34,13 @@ pub mod fact;
 pub mod history;
 pub mod ids;
 pub mod json;
+pub mod limits;
 pub mod message;
+pub mod offer;
 pub mod outcome;
 pub mod refusal;
 pub mod result;
+pub mod sampling;
 pub mod spec;
 pub mod status;
 pub mod step;
