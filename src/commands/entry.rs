@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
+use crate::dispatch::Schema;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
@@ -39,7 +40,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
     }
     for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = jsonschema::validator_for(schema) {
+        if let Err(fault) = Schema::compile(schema) {
             faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
         }
     }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::MayLeave;
+pub use crate::mcp::schemas::Schema;
 pub use gate::Gate;
 
 use crate::mcp::{McpPool, McpTarget, ToolRequest};
@@ -74,6 +75,11 @@ impl Dispatch {
     /// Puts the parts together.
     pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
         Self { pool, egress, keys, store }
+    }
+
+    /// The gate of one leg.
+    pub fn gate(&self) -> Gate {
+        Gate::new(self.pool.schemas())
     }
 
     /// Whether the server may reach that address at all.

@@ -163,7 +163,7 @@ impl<'a> Drive<'a> {
             binding: Arc::new(envelope.binding.clone()),
             envelope,
             secrets: Arc::new(secrets),
-            gate: Gate::default(),
+            gate: shared.parts.dispatch.gate(),
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
             calls: FuturesUnordered::new(),

@@ -54,10 +54,11 @@ pub(super) struct Route {
     pub(super) headers: http::HeaderMap,
 }
 
-/// One attempt to send a call.
+/// One attempt to send a call, or to read a list.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    key: http::HeaderValue,
+    /// `None` for a listing, which has no effect.
+    key: Option<http::HeaderValue>,
     may_leave: MayLeave,
     state: Mutex<(Stage, Option<Route>)>,
     settled: Notify,
@@ -66,12 +67,21 @@ pub(super) struct Attempt {
 impl Attempt {
     /// An attempt that carries the header `Idempotency-Key`.
     pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave) -> Arc<Self> {
+        Self::with(Some(key), may_leave)
+    }
+
+    /// An attempt to read a list: whoever asks may ask at any time.
+    pub(super) fn listing() -> Arc<Self> {
+        Self::with(None, MayLeave::new(|| true))
+    }
+
+    fn with(key: Option<http::HeaderValue>, may_leave: MayLeave) -> Arc<Self> {
         Arc::new(Self { key, may_leave, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
     }
 
-    /// The value of the header `Idempotency-Key`.
-    pub(super) fn key(&self) -> &http::HeaderValue {
-        &self.key
+    /// The value of the header `Idempotency-Key`; a listing has none.
+    pub(super) fn key(&self) -> Option<&http::HeaderValue> {
+        self.key.as_ref()
     }
 
     /// Marks the attempt as sent. `false`: it was given up or may not leave any more, nothing may be written.

@@ -13,10 +13,14 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::json::{canonical, sha256_hex};
+use super::offer::{Offer, UNUSABLE};
 use super::spec::{McpEntry, SideEffectClass};
 
+/// The most warnings about tools of one server that cannot be named.
+const UNNAMED_MAX: usize = 10;
+
 /// One tool as a server lists it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServedTool {
     /// The server's own name.
     pub name: String,
@@ -28,6 +32,12 @@ pub struct ServedTool {
     /// JSON Schema of its structured result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_schema: Option<Value>,
+    /// Why it cannot be offered to any model; it stays in the record.
+    #[serde(default)]
+    pub unusable: Option<String>,
+    /// What of it was left out, for people.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// All pages of one server's tools, in the server's order.
@@ -35,6 +45,9 @@ pub struct ServedTool {
 pub struct ServedCatalog {
     /// The tools.
     pub tools: Vec<ServedTool>,
+    /// What was listed and cannot even be named, e.g. `a tool without a name`.
+    #[serde(default)]
+    pub unnamed: Vec<String>,
 }
 
 /// One tool as the model is offered it, with the way back to its server.
@@ -61,6 +74,16 @@ pub struct BoundTool {
     pub class: SideEffectClass,
     /// Whether the caller declared that a repeat is harmless.
     pub replay: bool,
+    /// How it is offered, where that differs from how it is served.
+    #[serde(default, skip_serializing_if = "Offer::is_plain")]
+    pub offer: Offer,
+}
+
+impl BoundTool {
+    /// Whether an MCP server serves it.
+    pub const fn is_served(&self) -> bool {
+        true
+    }
 }
 
 /// The fingerprint of a merged catalog.
@@ -159,6 +182,9 @@ pub struct Binding {
     pub unread: Vec<usize>,
     /// The tools offered to the model, in order.
     pub tools: Vec<BoundTool>,
+    /// Served tools that the model is not offered; the record knows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hidden: Vec<BoundTool>,
     /// The record; `None` for a run without MCP entries.
     pub mcp: Option<CatalogRecord>,
 }
@@ -169,6 +195,11 @@ impl Binding {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
+    /// Everything that the servers serve, offered or not: what the record is taken of.
+    fn served(&self) -> impl Iterator<Item = &BoundTool> {
+        self.tools.iter().filter(|tool| tool.is_served()).chain(&self.hidden)
+    }
+
     /// How `served`, read now, differs from what the run is bound to. Entries that were not read on either side are
     /// left out of the comparison; dropping every entry of a run that has a record removes every tool.
     pub fn drift(&self, served: &Self) -> Option<Drift> {
@@ -176,17 +207,11 @@ impl Binding {
         // By name, not by place: a resume may give the entries in another order.
         let skipped: Vec<&str> = self.unread_labels().chain(served.unread_labels()).collect();
         match &served.mcp {
-            None => recorded.drift(&record_of(&[])),
+            None => recorded.drift(&record_of([])),
             Some(now) if skipped.is_empty() => recorded.drift(now),
             Some(_) => {
                 let read = |binding: &Self| -> CatalogRecord {
-                    let tools: Vec<BoundTool> = binding
-                        .tools
-                        .iter()
-                        .filter(|tool| !skipped.contains(&binding.label_of(tool)))
-                        .cloned()
-                        .collect();
-                    record_of(&tools)
+                    record_of(binding.served().filter(|tool| !skipped.contains(&binding.label_of(tool))))
                 };
                 read(self).drift(&read(served))
             }
@@ -212,21 +237,22 @@ impl Binding {
             .iter()
             .filter_map(|index| self.entries.get(*index).map(|entry| (*index, entry.label().to_owned())))
             .collect();
-        for tool in &before.tools {
+        for tool in before.served() {
             let place = unread.iter().find(|(_, label)| label == before.label_of(tool));
-            if let Some((entry, _)) = place.filter(|_| self.tool(&tool.name).is_none()) {
-                self.tools.push(BoundTool { entry: *entry, ..tool.clone() });
+            let is_new = self.served().all(|own| own.recorded_name() != tool.recorded_name());
+            if let Some((entry, _)) = place.filter(|_| is_new) {
+                let name = tool.recorded_name().to_owned();
+                let offer = Offer { recorded: None, told: None, ..tool.offer.clone() };
+                self.tools.push(BoundTool { entry: *entry, name, offer, ..tool.clone() });
             }
         }
-        if self.mcp.is_some() {
-            self.mcp = Some(record_of(&self.tools));
-        }
+        self.mcp = self.mcp.is_some().then(|| record_of(self.served()));
         self
     }
 }
 
-fn record_of(tools: &[BoundTool]) -> CatalogRecord {
-    CatalogRecord::of(tools.iter().map(|t| (t.name.as_str(), t.description.as_deref(), &t.input_schema)))
+fn record_of<'a>(tools: impl IntoIterator<Item = &'a BoundTool>) -> CatalogRecord {
+    CatalogRecord::of(tools.into_iter().map(|t| (t.recorded_name(), t.description.as_deref(), &t.input_schema)))
 }
 
 /// Something a person should know about a run; stands once in `run.warnings` and once in the stream.
@@ -275,6 +301,7 @@ pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) ->
             continue;
         };
         warnings.extend(missing_tools(entry, catalog));
+        warnings.extend(unnamed_tools(entry, catalog));
         for served in catalog.tools.iter().filter(|tool| is_wanted(entry, &tool.name)) {
             let tool = bind(entry, index, served);
             match tools.iter_mut().find(|known| known.name == tool.name) {
@@ -289,7 +316,7 @@ pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) ->
         }
     }
     let mcp = (!entries.is_empty()).then(|| record_of(&tools));
-    (Binding { revision: 1, entries, unread, tools, mcp }, warnings)
+    (Binding { revision: 1, entries, unread, tools, hidden: Vec::new(), mcp }, warnings)
 }
 
 fn is_wanted(entry: &McpEntry, server_tool: &str) -> bool {
@@ -307,6 +334,24 @@ fn missing_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
         .collect()
 }
 
+/// What is listed and cannot be named cannot be wanted by name either.
+fn unnamed_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
+    let unnamed = catalog.unnamed.iter().filter(|_| entry.tools.is_none());
+    let mut warnings: Vec<Warning> = unnamed
+        .take(UNNAMED_MAX)
+        .map(|what| {
+            let message = format!("MCP server '{}' lists {what}, which is not offered.", entry.label());
+            Warning::mcp(WarningKind::UnsupportedTool, message, Some(UNUSABLE))
+        })
+        .collect();
+    let more = catalog.unnamed.len().saturating_sub(UNNAMED_MAX);
+    if entry.tools.is_none() && more > 0 {
+        let message = format!("MCP server '{}' lists {more} more tools that cannot be named.", entry.label());
+        warnings.push(Warning::mcp(WarningKind::UnsupportedTool, message, Some(UNUSABLE)));
+    }
+    warnings
+}
+
 fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
     BoundTool {
         name: entry.offered_name(&served.name),
@@ -318,6 +363,7 @@ fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
         own_schema: entry.input_schemas.get(&served.name).cloned(),
         class: entry.side_effect_class.as_ref().and_then(|class| class.of(&served.name)).unwrap_or_default(),
         replay: entry.replay.as_ref().and_then(|replay| replay.of(&served.name)).is_some(),
+        offer: Offer { unusable: served.unusable.clone(), notes: served.notes.clone(), ..Offer::default() },
     }
 }
 
@@ -417,8 +463,9 @@ mod tests {
                 description: None,
                 input_schema: Value::Null,
                 output_schema: None,
+                ..ServedTool::default()
             };
-            Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect() }))
+            Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect(), ..ServedCatalog::default() }))
         };
         let (before, _) = merge(vec![entry("a"), entry("b")], &[served(&["x"]), served(&["y"])]);
         // The entries in another order, and `b` is down.
@@ -435,8 +482,8 @@ mod tests {
     fn b089_of_two_servers_with_one_name_the_later_is_used_and_a_warning_says_so() {
         let entry =
             |url: &str| -> McpEntry { serde_json::from_value(json!({ "url": url, "namespace": "n" })).unwrap() };
-        let served = ServedTool { name: "t".into(), description: None, input_schema: Value::Null, output_schema: None };
-        let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()] }));
+        let served = ServedTool { name: "t".into(), ..ServedTool::default() };
+        let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()], ..ServedCatalog::default() }));
         let (binding, warnings) = merge(vec![entry("https://a"), entry("https://b")], &[catalog(), catalog()]);
         assert_eq!(binding.tools.len(), 1);
         assert_eq!(binding.tool("n_t").unwrap().entry, 1);

@@ -95,10 +95,21 @@ fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {
         "MCP tool catalog changed across resume ({drift}); the run's resume binding now records the new catalog."
     );
     let served = served.keeping_unread_of(&draft.envelope.binding);
+    let (served, set_aside) = served.offered_to(draft.envelope.spec.model.provider);
     draft.bind(Binding { revision, ..served });
     let Drift { added, removed, changed } = drift;
     draft.event(EventBody::BindingRevised { revision, added, removed, changed });
     draft.warn(Warning::mcp(WarningKind::Other, message, Some("mcp-catalog-changed")));
+    warn_once(draft, set_aside);
+}
+
+/// What was not told before.
+fn warn_once(draft: &mut Draft<'_>, warnings: Vec<Warning>) {
+    for warning in warnings {
+        if !draft.envelope.head.state.warnings.contains(&warning) {
+            draft.warn(warning);
+        }
+    }
 }
 
 /// Entries that the caller gave are stored, though their tools are those of the record; a run without a record takes
@@ -110,6 +121,8 @@ fn record(draft: &mut Draft<'_>, served: Binding) {
         None => served.tools.iter().map(|tool| tool.name.clone()).collect(),
     };
     let served = served.keeping_unread_of(&draft.envelope.binding);
+    let (served, set_aside) = served.offered_to(draft.envelope.spec.model.provider);
     draft.bind(Binding { revision, ..served });
+    warn_once(draft, set_aside);
     draft.event(EventBody::BindingRevised { revision, added, removed: Vec::new(), changed: Vec::new() });
 }

@@ -37,8 +37,9 @@ pub(super) fn queued(parallel: usize) -> Envelope {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
+        ..ServedTool::default()
     };
-    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)] };
+    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)], ..ServedCatalog::default() };
     let entry = json!({"url": "https://billing.example.com/mcp", "replay": {PUT: "idempotent"}});
     let binding = merge(vec![serde_json::from_value(entry).unwrap()], &[Some(Arc::new(catalog))]).0;
     let spec = json!({

@@ -118,7 +118,14 @@ impl Draft {
 
     /// The first commit of a run, with an empty binding.
     pub(crate) fn admission(&mut self, owner: Option<NodeId>) -> Admission {
-        let binding = Binding { revision: 1, entries: Vec::new(), unread: Vec::new(), tools: Vec::new(), mcp: None };
+        let binding = Binding {
+            revision: 1,
+            entries: Vec::new(),
+            unread: Vec::new(),
+            tools: Vec::new(),
+            hidden: Vec::new(),
+            mcp: None,
+        };
         Admission {
             tenant: self.tenant.clone(),
             uid: self.uid,

@@ -67,6 +67,7 @@ async fn whole_commit(database: Database) {
         entries: Vec::new(),
         unread: Vec::new(),
         tools: Vec::new(),
+        hidden: Vec::new(),
         mcp: None,
     });
     assert!(apply(&*store, &claim, &made).await);

@@ -32,8 +32,9 @@ pub(super) fn binding(tools: &[&str]) -> Binding {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
+        ..ServedTool::default()
     };
-    let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
+    let catalog = ServedCatalog { tools: tools.iter().map(served).collect(), ..ServedCatalog::default() };
     merge(vec![entry], &[Some(Arc::new(catalog))]).0
 }
 
