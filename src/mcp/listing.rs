@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::header_params;
 use super::schemas::Schemas;
-use crate::run::binding::{ServedCatalog, ServedTool};
+use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 use crate::run::json::has_control;
 
 /// Longest name of a tool, in bytes. The specification asks for 128 at most.
@@ -65,6 +65,7 @@ impl Reader<'_> {
             Some(Value::String(text)) => tool.description = Some(text),
             Some(_) => tool.notes.push("its description is no text and was left out".to_owned()),
         }
+        tool.hints = hints(listed.get("annotations"));
         tool.input_schema = listed.remove("inputSchema").unwrap_or_default();
         tool.unusable = if size > TOOL_MAX {
             Some(format!("it is larger than {TOOL_MAX} bytes"))
@@ -114,6 +115,16 @@ impl Reader<'_> {
             return Some(format!("is nested deeper than {DEPTH_MAX} levels"));
         }
         self.schemas.of(schema).err().map(|why| format!("is no JSON Schema: {why}"))
+    }
+}
+
+/// What a server claims of a tool; a claim that is none counts for nothing.
+fn hints(annotations: Option<&Value>) -> Hints {
+    let claim = |name: &str| annotations.and_then(|claims| claims.get(name)).and_then(Value::as_bool);
+    Hints {
+        read_only: claim("readOnlyHint"),
+        destructive: claim("destructiveHint"),
+        idempotent: claim("idempotentHint"),
     }
 }
 

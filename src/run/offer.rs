@@ -60,6 +60,15 @@ impl BoundTool {
     pub fn recorded_name(&self) -> &str {
         self.offer.recorded.as_deref().unwrap_or(&self.name)
     }
+
+    /// The same as it was before it was offered to anybody.
+    pub(super) fn into_served(mut self) -> Self {
+        self.offer.told = None;
+        if let Some(recorded) = self.offer.recorded.take() {
+            self.name = recorded;
+        }
+        self
+    }
 }
 
 /// Warnings of one kind, counted beyond a limit.
@@ -96,14 +105,12 @@ impl Binding {
     pub fn offered_to(mut self, provider: Provider) -> (Self, Vec<Warning>) {
         let mut warnings = Warnings::default();
         let (mut offered, mut aside) = (Vec::new(), Vec::new());
-        for mut tool in std::mem::take(&mut self.tools) {
+        for tool in std::mem::take(&mut self.tools) {
             if !tool.is_served() {
                 offered.push(tool);
                 continue;
             }
-            if let Some(recorded) = tool.offer.recorded.take() {
-                tool.name = recorded;
-            }
+            let mut tool = tool.into_served();
             match tell(&mut tool, provider) {
                 Ok(notes) if notes.is_empty() => offered.push(tool),
                 Ok(notes) => {
@@ -127,7 +134,6 @@ impl Binding {
 
 /// Notes down what the model is told, and says what of it is not as it was served.
 fn tell(tool: &mut BoundTool, provider: Provider) -> Result<Vec<String>, String> {
-    tool.offer.told = None;
     if let Some(why) = &tool.offer.unusable {
         return Err(why.clone());
     }
