@@ -4,6 +4,7 @@ mod attempt;
 mod body;
 mod catalog;
 mod connection;
+mod counted;
 pub mod demo;
 mod header_params;
 mod listening;

@@ -1,27 +1,27 @@
 //! Compiles the JSON Schemas of tools, once each, and checks values against them within a limit of work.
 //!
 //! A schema comes from a server, and so may the value: together they can ask for more work than there is time (rules
-//! that branch at every level of a nested value, patterns that are matched in exponentially many ways). So each step of
-//! a check is counted, and a check that takes too many is a fault like any other. Nothing is ever fetched: a reference
-//! leads into the schema itself, or the schema is no schema. `format` is an annotation and decides nothing.
-//! Knows nothing of tools, servers and runs.
+//! that branch at every level of a nested value, patterns that are matched in exponentially many ways). So each look at
+//! a value is counted (`counted.rs`), and a check that takes too many is a fault like any other. Nothing is ever
+//! fetched: a reference leads into the schema itself, or the schema is no schema. `format` is an annotation and decides
+//! nothing. Knows nothing of tools, servers and runs.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use aws_lc_rs::digest;
-use jsonschema::paths::Location;
-use jsonschema::{Draft, Keyword, PatternOptions, ValidationError, Validator};
+use jsonschema::{Draft, PatternOptions, Validator};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::run::schema::{REFERENCES, leads_to_a_part, walk};
+use super::counted::{Counted, CountedJson, within};
 
-/// Steps that one check may take; each looks at one value by the rules of one schema.
-const STEPS_MAX: u64 = 1_000_000;
-/// Steps that a pattern costs where it can be matched in many ways (look-around, back-references).
-const SLOW_PATTERN: u64 = 200;
+/// Looks at values that one check may take.
+const LOOKS_MAX: u64 = 2_000_000;
+/// What a byte of a text costs, in sixteenths of a look, where a pattern can be matched in one pass.
+const QUICK_TEXT: u64 = 1;
+/// The same where it can be matched in many ways (look-around, back-references).
+const SLOW_TEXT: u64 = 2_000;
 /// How many ways of matching such a pattern are tried on one text.
 const BACKTRACKS_MAX: usize = 10_000;
 /// Largest compiled pattern, in bytes.
@@ -30,14 +30,6 @@ const PATTERN_BYTES: usize = 128 * 1024;
 const KEPT_BYTES: usize = 16 * 1024 * 1024;
 /// Longest text of a fault that is handed on, in characters.
 const FAULT_MAX: usize = 600;
-
-/// Counts the steps of a check: stands in every part of a compiled schema, and fails when too many were taken.
-const STEP: &str = "x-countersign-step";
-
-thread_local! {
-    /// What is left of the steps of the check that this thread makes.
-    static LEFT: Cell<u64> = const { Cell::new(0) };
-}
 
 /// Compiled schemas by the digest of their text. A compiled schema holds nothing but its schema, so all share them.
 #[derive(Default)]
@@ -53,7 +45,8 @@ struct Kept {
 
 /// A compiled schema.
 pub struct Schema {
-    validator: Validator,
+    validator: Validator<CountedJson>,
+    text_cost: u64,
 }
 
 impl Schemas {
@@ -90,115 +83,54 @@ impl Schema {
     pub fn compile(schema: &Value) -> Result<Self, String> {
         let named = schema.get("$schema").is_some();
         let first = match compile(schema, None) {
-            Ok(validator) => return Ok(Self { validator }),
+            Ok(schema) => return Ok(schema),
             Err(fault) => fault,
         };
         let older = [Draft::Draft7, Draft::Draft4];
         let compiled = older.into_iter().filter(|_| !named).find_map(|draft| compile(schema, Some(draft)).ok());
-        compiled.map(|validator| Self { validator }).ok_or(first)
+        compiled.ok_or(first)
     }
 
     /// What is wrong with a value, at most `max` faults, each with its place.
     pub fn faults(&self, value: &Value, max: usize) -> Vec<String> {
-        if self.holds(value) == Some(true) {
+        let holds = within(LOOKS_MAX, self.text_cost, || self.validator.is_valid(Counted(value)));
+        if holds == Some(true) {
             return Vec::new();
         }
-        LEFT.set(STEPS_MAX);
-        let mut faults: Vec<String> = self
-            .validator
-            .iter_errors(value)
-            .filter(|fault| !is_step(fault))
-            .take(max)
-            .map(|fault| shortened(&format!("{} at {:?}", fault, fault.instance_path().to_string())))
-            .collect();
-        if LEFT.get() == 0 {
-            faults.truncate(0);
+        let told = within(LOOKS_MAX, self.text_cost, || {
+            let faults = self.validator.iter_errors(Counted(value)).take(max);
+            faults.map(|fault| shortened(&format!("{fault} at {:?}", fault.instance_path().to_string()))).collect()
+        });
+        match (holds, told) {
+            (Some(_), Some(faults)) => faults,
+            // It is known that it does not fit, and not where.
+            (Some(_), None) => vec!["it does not fit, and saying where takes too many steps".to_owned()],
+            (None, _) => vec![format!("checking it takes more than {LOOKS_MAX} steps")],
         }
-        if faults.is_empty() {
-            faults.push(format!("checking it takes more than {STEPS_MAX} steps"));
-        }
-        faults
-    }
-
-    /// Whether a value fits; `None` where that takes too much work.
-    fn holds(&self, value: &Value) -> Option<bool> {
-        LEFT.set(STEPS_MAX);
-        let holds = self.validator.is_valid(value);
-        (LEFT.get() > 0).then_some(holds)
     }
 }
 
-fn compile(schema: &Value, draft: Option<Draft>) -> Result<Validator, String> {
+fn compile(schema: &Value, draft: Option<Draft>) -> Result<Schema, String> {
     let mut fault = String::new();
     // A pattern that can be matched in one pass costs what its text is long; only the others need a limit of tries.
-    for is_slow in [false, true] {
-        let counted = counting(schema, is_slow)?;
-        let mut options = jsonschema::options()
-            .should_validate_formats(false)
-            .with_keyword(STEP, |_, weight, _: Location| Ok(Box::new(Step(weight.as_u64().unwrap_or(1)))));
+    for text_cost in [QUICK_TEXT, SLOW_TEXT] {
+        let mut options = jsonschema::options_for::<CountedJson>().should_validate_formats(false);
         if let Some(draft) = draft {
             options = options.with_draft(draft);
         }
-        let options = if is_slow {
+        let options = if text_cost == SLOW_TEXT {
             let patterns = PatternOptions::fancy_regex().backtrack_limit(BACKTRACKS_MAX);
             options.with_pattern_options(patterns.size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES))
         } else {
             let patterns = PatternOptions::regex().size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES);
             options.with_pattern_options(patterns)
         };
-        match options.build(&counted) {
-            Ok(validator) => return Ok(validator),
+        match options.build(schema) {
+            Ok(validator) => return Ok(Schema { validator, text_cost }),
             Err(why) => fault = shortened(&why.to_string()),
         }
     }
     Err(fault)
-}
-
-/// The schema with a counter in every part of it. A reference to what is no part would lead around the counters.
-fn counting(schema: &Value, is_slow: bool) -> Result<Value, String> {
-    let (mut counted, mut astray) = (schema.clone(), None);
-    walk(&mut counted, &mut |part| {
-        let has_pattern = part.contains_key("pattern") || part.contains_key("patternProperties");
-        part.insert(STEP.to_owned(), Value::from(if has_pattern && is_slow { SLOW_PATTERN } else { 1 }));
-        let references = REFERENCES.iter().filter_map(|name| part.get(*name)?.as_str());
-        for reference in references.filter(|reference| !leads_to_a_part(reference)) {
-            astray = Some(format!("the reference {:?} leads to nothing that is a schema", shortened(reference)));
-        }
-    });
-    astray.map_or(Ok(counted), Err)
-}
-
-/// One step, and its weight.
-struct Step(u64);
-
-impl Step {
-    /// Takes the steps that this value costs; `false` when none are left.
-    fn take(&self, value: &Value) -> bool {
-        let size = match value {
-            Value::Null | Value::Bool(_) => 1,
-            Value::Number(number) => number.as_str().len() / 16,
-            Value::String(text) => text.len() / 16,
-            Value::Array(items) => items.len() / 4,
-            Value::Object(members) => members.len(),
-        };
-        let cost = u64::try_from(size).unwrap_or(u64::MAX).saturating_add(1).saturating_mul(self.0);
-        LEFT.set(LEFT.get().saturating_sub(cost));
-        LEFT.get() > 0
-    }
-}
-
-impl<'i> Keyword<'i> for Step {
-    fn validate(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
-        if self.take(instance) { Ok(()) } else { Err(ValidationError::custom(STEP)) }
-    }
-
-    fn is_valid(&self, instance: &'i Value) -> bool {
-        self.take(instance)
-    }
-}
-
-fn is_step(fault: &ValidationError<'_>) -> bool {
-    fault.to_string() == STEP
 }
 
 fn shortened(text: &str) -> String {
@@ -234,6 +166,36 @@ mod tests {
         check(&schema, &json!({ "a": 6 }), Some("6 is greater than the maximum of 5 at \"/a\""));
     }
 
+    fn nested(levels: usize) -> Value {
+        (0..levels).fold(json!({}), |inner, _| json!({ "x": inner, "y": 1 }))
+    }
+
+    #[test]
+    fn a_check_that_would_never_end_ends_as_a_fault() {
+        let next = || json!({ "x": { "$ref": "#/$defs/n" } });
+        for late in [
+            json!({ "properties": next(), "required": ["no"] }),
+            json!({ "properties": next(), "additionalProperties": false }),
+            json!({ "properties": { "x": { "$ref": "#/$defs/n" }, "y": { "type": "string" } } }),
+            json!({ "properties": next(), "not": true }),
+        ] {
+            let mut other = late.clone();
+            other["title"] = json!("another");
+            let schema = json!({ "$ref": "#/$defs/n", "$defs": { "n": { "anyOf": [late, other] } } });
+            let began = Instant::now();
+            assert_eq!(Schema::compile(&schema).unwrap().faults(&nested(60), 5).len(), 1, "{schema}");
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        }
+        let loops = json!({ "anyOf": [{ "$ref": "#" }, { "required": ["no"] }] });
+        assert!(!Schema::compile(&loops).unwrap().faults(&nested(3), 5).is_empty());
+        // References into what is no schema are no way around the count.
+        let aside = json!({ "$ref": "#/x/n", "x": { "n": { "anyOf": [
+            { "properties": { "x": { "$ref": "#/x/n" } }, "required": ["a"] },
+            { "properties": { "x": { "$ref": "#/x/n" } }, "required": ["b"] },
+        ] } } });
+        assert_eq!(Schema::compile(&aside).unwrap().faults(&nested(60), 5).len(), 1);
+    }
+
     #[test]
     fn patterns_of_every_kind_are_matched_within_limits() {
         let long = Value::from("a".repeat(40) + "!");
@@ -253,7 +215,6 @@ mod tests {
             (json!({ "properties": { "a": { "$ref": "#/$defs/gone" } } }), "gone"),
             (json!({ "$ref": "https://example.com/schema.json" }), "example.com"),
             (json!({ "$ref": "file:///etc/passwd" }), "passwd"),
-            (json!({ "properties": { "a": { "$ref": "#/x/n" } }, "x": { "n": {} } }), "#/x/n"),
             (json!({ "pattern": "(" }), "("),
             (json!({ "pattern": "(((a{99}){99}){99}){99}" }), "a{99}"),
         ] {

@@ -24,9 +24,6 @@ const LIST: [&str; 5] = ["allOf", "anyOf", "items", "oneOf", "prefixItems"];
 /// Members that hold schemas by names of the author's.
 const MAP: [&str; 6] = ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
-/// Members that refer to another schema.
-pub const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
-
 /// Visits every part of a schema that is a schema itself, inner ones first, and no value that only looks like one
 /// (`const`, `enum`, `default`, `examples`). The depth is bounded by the reader of the text.
 pub fn walk(schema: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>)) {
@@ -42,37 +39,6 @@ pub fn walk(schema: &mut Value, visit: &mut impl FnMut(&mut Map<String, Value>))
         }
     }
     visit(part);
-}
-
-/// Whether a reference leads to a place where a schema stands, as far as its fragment says: one that leads into a
-/// value would make a schema of it that nobody visits.
-pub fn leads_to_a_part(reference: &str) -> bool {
-    let Some((_, fragment)) = reference.split_once('#') else { return true };
-    let mut steps = match fragment.strip_prefix('/') {
-        Some(pointer) => pointer.split('/'),
-        // The whole, or an anchor, which stands in a part.
-        None => return true,
-    };
-    while let Some(step) = steps.next() {
-        let goes_on = if MAP.contains(&step) {
-            steps.next().is_some()
-        } else {
-            let is_one = ONE.contains(&step);
-            let mut rest = steps.clone();
-            let has_index =
-                rest.next().is_some_and(|at| !at.is_empty() && at.bytes().all(|byte| byte.is_ascii_digit()));
-            if LIST.contains(&step) && has_index {
-                steps = rest;
-                true
-            } else {
-                is_one
-            }
-        };
-        if !goes_on {
-            return false;
-        }
-    }
-    true
 }
 
 #[cfg(test)]
@@ -93,25 +59,5 @@ mod tests {
         let mut visited = 0;
         walk(&mut schema, &mut |_| visited += 1);
         assert_eq!(visited, 9);
-    }
-
-    #[test]
-    fn a_reference_leads_to_a_part_or_is_none() {
-        for good in [
-            "#",
-            "",
-            "#anchor",
-            "other.json",
-            "#/$defs/a",
-            "#/properties/a/items",
-            "#/anyOf/0/not",
-            "#/items/2",
-            "https://x/#/definitions/a~1b",
-        ] {
-            assert!(leads_to_a_part(good), "{good}");
-        }
-        for bad in ["#/x/n", "#/const", "#/enum/0", "#/$defs", "#/$defs/a/default", "#/anyOf", "#/anyOf/-", "#/"] {
-            assert!(!leads_to_a_part(bad), "{bad}");
-        }
     }
 }
