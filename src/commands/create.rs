@@ -59,6 +59,8 @@ impl Commands {
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
         let catalogs = self.read_first(&first, &asked).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
+        let (binding, set_aside) = binding.offered_to(asked.spec.model.provider);
+        warnings.extend(set_aside);
         warnings.extend(catalogs.warnings);
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
         let seat = self.executor.seat(&asker.tenant);

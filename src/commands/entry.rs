@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
-use crate::run::offer::SamplingApproval;
+use crate::dispatch::Schema;
+use crate::run::asking::SamplingApproval;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
 
@@ -101,7 +102,7 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
     }
     for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = jsonschema::validator_for(schema) {
+        if let Err(fault) = Schema::compile(schema) {
             faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::{EntryRequest, TimeoutsRequest};
-use crate::run::offer::{Elicitation, Sampling};
+use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass};
 
 /// How a registered server is spoken to.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::run::ask::InputAction;
-use crate::run::offer::{Elicitation, Sampling};
+use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
 
 /// A new run.

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ServerAsk, Sighting};
 pub use declared::{Declared, NothingDeclared};
 pub use gate::Gate;
@@ -129,6 +130,11 @@ impl Dispatch {
     pub fn with_declared(mut self, declared: Arc<dyn Declared>) -> Self {
         self.registry.declared = declared;
         self
+    }
+
+    /// The gate of one leg.
+    pub fn gate(&self) -> Gate {
+        Gate::new(self.pool.schemas())
     }
 
     /// Whether the server may reach that address at all.

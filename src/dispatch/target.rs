@@ -9,8 +9,8 @@ use url::Url;
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
 use crate::mcp::{McpTarget, Offers};
+use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
-use crate::run::offer::Elicitation;
 use crate::run::spec::{McpAuth, McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
 

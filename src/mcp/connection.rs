@@ -174,6 +174,11 @@ impl Connection {
         &self.peer
     }
 
+    /// Whatever happens to the future that holds it, the attempt leaves the table of those that are out.
+    pub(super) fn enter<'a>(&'a self, attempt: &'a Attempt) -> Entry<'a> {
+        Entry { client: &self.client, attempt }
+    }
+
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault()
@@ -217,8 +222,7 @@ impl Connection {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
         let attempt = Attempt::new(key, request.may_leave.clone(), request.asks.clone());
-        // Whatever happens to this future, the call leaves the table of those that are out.
-        let _entry = Entry { client: &self.client, attempt: &attempt };
+        let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
             Ok(handle) => handle,
@@ -270,7 +274,8 @@ pub(super) struct CallLimits {
     pub(super) cancel_grace: Duration,
 }
 
-struct Entry<'a> {
+/// A call or a listing in the table of those that are out.
+pub(super) struct Entry<'a> {
     client: &'a TrackedClient,
     attempt: &'a Attempt,
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::asking::{Elicitation, Sampling};
 pub use super::limits::Limits;
-use super::offer::{Elicitation, Sampling};
 
 /// The declared part of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::asking::Elicitation;
 use super::binding::Hints;
-use super::offer::Elicitation;
 use super::spec::{McpEntry, PerTool, Replay, SideEffectClass, Timeouts};
 
 /// What a run says beside `server`. What is left out stays as registered.

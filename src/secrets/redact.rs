@@ -124,6 +124,7 @@ impl Redactor {
             tool.description.iter_mut().for_each(|text| self.string(text));
             self.value(&mut tool.input_schema);
             tool.output_schema.iter_mut().for_each(|schema| self.value(schema));
+            tool.unusable.iter_mut().chain(&mut tool.notes).for_each(|text| self.string(text));
         }
         Some(clean)
     }
