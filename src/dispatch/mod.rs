@@ -15,15 +15,15 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::MayLeave;
+pub use crate::mcp::{MayLeave, ProgressSink};
 pub use gate::Gate;
 
-use crate::mcp::{McpPool, McpTarget, ToolRequest};
+use crate::mcp::{McpPool, McpTarget, TaskRequest, ToolRequest};
 use crate::net::Egress;
-use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
+use crate::run::binding::{Binding, ServedCatalog, SetAside, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
-use crate::run::outcome::{Outcome, ToolError};
+use crate::run::outcome::{Cause, Outcome, ToolError};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
@@ -60,6 +60,24 @@ pub struct Caller {
     pub run: RunId,
     /// Whether its node may still send for it.
     pub may_leave: MayLeave,
+}
+
+/// What a call that is out is watched by.
+pub struct Out {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// Hears how far it has come.
+    pub progress: ProgressSink,
+}
+
+/// How a task is waited for.
+pub struct Wait {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// How long the call is out already.
+    pub waited: Duration,
+    /// Whether the server named the task just now, and wants to be left alone at first.
+    pub is_new: bool,
 }
 
 /// Reaches servers for runs.
@@ -115,7 +133,10 @@ impl Dispatch {
         let mut read = Catalogs::default();
         for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
             match outcome {
-                Ok(catalog) => read.catalogs.push(catalog),
+                Ok(catalog) => {
+                    read.warnings.extend(catalog.iter().flat_map(|catalog| set_aside(entry, catalog)));
+                    read.catalogs.push(catalog);
+                }
                 Err(unreachable) if entry.required => return Err(unreachable),
                 Err(unreachable) => {
                     read.catalogs.push(None);
@@ -145,6 +166,32 @@ impl Dispatch {
         }
     }
 
+    /// Waits for the end of a call that its server goes on with by itself.
+    pub async fn follow(
+        &self,
+        caller: &Caller,
+        binding: &Binding,
+        call: &Call,
+        secrets: &RunSecrets,
+        wait: Wait,
+    ) -> Outcome {
+        let (Some(task), Some((entry, request))) = (&call.task, prepare(caller, binding, call)) else {
+            return Outcome::Unknown(Cause::LostResponse);
+        };
+        let target = match target(entry, (caller.uid, caller.fence), secrets) {
+            Ok(target) => target,
+            Err(message) => {
+                tracing::warn!(run = %caller.uid.0, %message, "a task cannot be asked for");
+                return Outcome::Unknown(Cause::LostResponse);
+            }
+        };
+        let total = Duration::from_millis(entry.timeouts.call_total_ms).saturating_sub(wait.waited);
+        let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
+        let task =
+            TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
+        self.pool.follow(&caller.tenant, &target, &task, wait.cancel).await
+    }
+
     /// Sends one call whose receipt is stored, and waits for what comes of it.
     pub async fn send(
         &self,
@@ -152,13 +199,14 @@ impl Dispatch {
         binding: &Binding,
         call: &Call,
         secrets: &RunSecrets,
-        cancel: CancellationToken,
+        out: Out,
     ) -> Outcome {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
+        let request = ToolRequest { progress: out.progress, ..request };
         match target(entry, (caller.uid, caller.fence), secrets) {
-            Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
+            Ok(target) => self.pool.call(&caller.tenant, &target, request, out.cancel).await,
             Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
         }
     }
@@ -212,10 +260,22 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         arguments: call.input.as_object().cloned().unwrap_or_default(),
         meta,
         idempotency_key: key,
+        input_schema: tool.input_schema.clone(),
+        progress: ProgressSink::none(),
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
     };
     Some((entry, request))
+}
+
+/// What a run should know of tools that its server lists and nobody may be offered.
+fn set_aside(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
+    let is_wanted = |name: &String| entry.tools.as_ref().is_none_or(|wanted| wanted.contains(name));
+    let warning = |tool: &SetAside| {
+        let message = format!("MCP tool '{}' of '{}' is set aside: {}.", tool.name, entry.label(), tool.why);
+        Warning::mcp(WarningKind::UnsupportedTool, message, None)
+    };
+    catalog.set_aside.iter().filter(|tool| is_wanted(&tool.name)).map(warning).collect()
 }
 
 /// One trace a run, one span a logical call: attempts of one call share it.

@@ -1,5 +1,6 @@
 //! Drives one owned run: `next`, do, `apply`, journal, and again, until the run rests or the node lets go of it.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::keep::smaller;
+use super::out::{Said, stage_of};
 use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
@@ -21,7 +23,7 @@ use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
-use crate::run::outcome::{Answer, Outcome};
+use crate::run::outcome::Outcome;
 use crate::run::refusal::Refusal;
 use crate::run::{Step, apply, next};
 use crate::secrets::RunSecrets;
@@ -124,11 +126,16 @@ pub(super) struct Drive<'a> {
     pub(super) envelope: Envelope,
     pub(super) secrets: Arc<RunSecrets>,
     pub(super) gate: Gate,
-    binding: Arc<Binding>,
-    caller: Arc<Caller>,
+    pub(super) binding: Arc<Binding>,
+    pub(super) caller: Arc<Caller>,
     pub(super) room: Room,
-    calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
-    stop_calls: CancellationToken,
+    pub(super) calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
+    /// Whose calls these are.
+    pub(super) out: HashSet<CallKey>,
+    /// Calls that an earlier owner left and whose servers go on with them.
+    pub(super) left: HashSet<CallKey>,
+    pub(super) said: Said,
+    pub(super) stop_calls: CancellationToken,
     /// Whether a commit has let go of the run.
     let_go: bool,
 }
@@ -156,6 +163,7 @@ impl<'a> Drive<'a> {
             run: envelope.id.clone(),
             may_leave: may_leave(shared, &signals),
         };
+        let left = envelope.calls.iter().filter(|call| call.is_deferred()).map(|call| call.key).collect();
         Ok(Self {
             shared,
             claim,
@@ -167,6 +175,9 @@ impl<'a> Drive<'a> {
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
             calls: FuturesUnordered::new(),
+            out: HashSet::new(),
+            left,
+            said: Said::default(),
             stop_calls: CancellationToken::new(),
             let_go: false,
         })
@@ -187,13 +198,14 @@ impl<'a> Drive<'a> {
     fn heed_wish(&mut self) -> Step {
         if self.signals.cancel.is_cancelled() && !self.envelope.head.status.is_terminal() {
             match self.envelope.leg {
-                Leg::Outside => return Step::Cancel,
+                // What its servers go on with is cancelled there first.
+                Leg::Outside if !self.envelope.has_deferred() => return Step::Cancel,
                 Leg::CheckingCatalog | Leg::Working => {
                     self.envelope.leg = Leg::Cancelling;
                     self.stop_calls.cancel();
                     self.room.leave_queue();
                 }
-                Leg::Cancelling => {}
+                Leg::Outside | Leg::Cancelling => {}
             }
         }
         next(&self.envelope)
@@ -276,42 +288,25 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    /// Lets a call leave whose receipt is stored.
-    fn launch(&mut self, key: CallKey, place: Place) -> Result<(), Stopped> {
-        let Some(call) = self.envelope.calls.iter().find(|call| call.key == key).cloned() else {
-            return Err(Refusal::Impossible("a call that is sent must exist").into());
-        };
-        let shared = Arc::clone(self.shared);
-        let (caller, binding, secrets) =
-            (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
-        let stop = self.stop_calls.clone();
-        self.calls.push(
-            async move {
-                let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
-                failpoint::pass("mcp.call.answered");
-                // From here on another call of the tenant may be out.
-                drop(place);
-                (key, outcome)
-            }
-            .boxed(),
-        );
-        Ok(())
-    }
-
     async fn await_call(&mut self) -> Result<(), Stopped> {
         let cancelling = self.envelope.leg == Leg::Cancelling;
         let may_send = self.envelope.waits_for_room() && !self.shared.draining.is_cancelled();
+        self.ask_for_deferred();
+        let may_leave = !cancelling && self.only_deferred();
         tokio::select! {
             ended = self.calls.next() => match ended {
                 Some((key, outcome)) => {
+                    self.out.remove(&key);
                     metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
                     self.decide(Fact::CallEnded { key, outcome }).await
                 }
                 None => Err(Refusal::Impossible("a call is executing and none is out").into()),
             },
             () = self.room.came(), if may_send => self.decide(Fact::RoomCame).await,
+            () = self.said.due() => self.tell_progress().await,
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
             () = self.signals.decided.notified() => self.heed_decisions().await,
+            () = self.shared.draining.cancelled(), if may_leave => Err(Stopped::Draining),
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
         }
     }
@@ -386,13 +381,4 @@ fn may_leave(shared: &Arc<Shared>, signals: &Signals) -> MayLeave {
 
 fn needs_secrets(envelope: &Envelope) -> bool {
     envelope.spec.model.secret.is_some() || envelope.binding.entries.iter().any(|entry| entry.auth.is_some())
-}
-
-/// The stage that an outcome leads to, for the counters.
-const fn stage_of(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Answered(Answer::Done { .. }) => "completed",
-        Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) => "failed",
-        Outcome::Unknown(_) => "indeterminate",
-    }
 }

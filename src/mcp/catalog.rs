@@ -20,16 +20,39 @@ use crate::run::binding::{ServedCatalog, ServedTool};
 const PAGES_MAX: usize = 100;
 const TOOLS_MAX: usize = 2_000;
 
+/// Where whoever hears a server says that its tools changed, or may have.
+#[derive(Clone, Default)]
+pub(super) struct Announcements(Arc<AtomicBool>);
+
+impl Announcements {
+    pub(super) fn announce(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// The tools of a connection, as last read.
 pub(super) struct CatalogCache {
-    /// Set when the server announced a change.
-    stale: Arc<AtomicBool>,
-    read: Mutex<Option<(Instant, Arc<ServedCatalog>)>>,
+    announced: Announcements,
+    read: Mutex<Option<Reading>>,
+}
+
+/// One reading of all pages.
+struct Reading {
+    at: Instant,
+    /// How long the server says that it holds.
+    ttl: Option<Duration>,
+    catalog: Arc<ServedCatalog>,
+}
+
+impl Reading {
+    fn is_fresh(&self, max_age: Duration) -> bool {
+        self.at.elapsed() < self.ttl.map_or(max_age, |ttl| ttl.min(max_age))
+    }
 }
 
 impl CatalogCache {
-    pub(super) fn new(stale: Arc<AtomicBool>) -> Self {
-        Self { stale, read: Mutex::new(None) }
+    pub(super) fn new(announced: Announcements) -> Self {
+        Self { announced, read: Mutex::new(None) }
     }
 }
 
@@ -42,28 +65,30 @@ impl Connection {
         let asked = Instant::now();
         // Held while reading, so that many askers make one reading.
         let mut read = self.catalog.read.lock().await;
-        if let Some((at, catalog)) = read.as_ref() {
-            let is_fresh = at.elapsed() < max_age || *at >= asked;
-            if is_fresh && !self.catalog.stale.load(Ordering::Acquire) && self.is_alive() {
-                return Ok(Arc::clone(catalog));
+        if let Some(reading) = read.as_ref() {
+            let is_fresh = reading.is_fresh(max_age) || reading.at >= asked;
+            if is_fresh && !self.catalog.announced.0.load(Ordering::Acquire) && self.is_alive() {
+                return Ok(Arc::clone(&reading.catalog));
             }
         }
         // Cleared first: an announcement during the reading counts.
-        self.catalog.stale.store(false, Ordering::Release);
+        self.catalog.announced.0.store(false, Ordering::Release);
         let at = Instant::now();
         failpoint::pass("catalog.read.before");
         let pages = tokio::time::timeout(patience, self.read_pages()).await;
         failpoint::pass("catalog.read.after");
-        let catalog = match pages {
-            Ok(catalog) => Arc::new(catalog?),
+        let (catalog, ttl) = match pages {
+            Ok(pages) => pages?,
             Err(_elapsed) => return Err(unreadable(&format!("no answer within {} ms", patience.as_millis()))),
         };
-        *read = Some((at, Arc::clone(&catalog)));
+        let catalog = Arc::new(catalog);
+        *read = Some(Reading { at, ttl, catalog: Arc::clone(&catalog) });
         Ok(catalog)
     }
 
-    async fn read_pages(&self) -> Result<ServedCatalog, McpFault> {
-        let mut catalog = ServedCatalog::default();
+    /// All pages, and how long the server says that they hold: as long as the page that expires first.
+    async fn read_pages(&self) -> Result<(ServedCatalog, Option<Duration>), McpFault> {
+        let (mut catalog, mut ttl) = (ServedCatalog::default(), None);
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
         let mut cursor: Option<String> = None;
         for _page in 0..PAGES_MAX {
@@ -71,9 +96,11 @@ impl Connection {
             params.cursor.clone_from(&cursor);
             let page = match self.peer().list_tools(Some(params)).await {
                 Ok(page) => page,
-                Err(error) if is_no_tools(&error) && cursor.is_none() => return Ok(catalog),
+                Err(error) if is_no_tools(&error) && cursor.is_none() => return Ok((catalog, ttl)),
                 Err(error) => return Err(unreadable(&self.fault_of(&error))),
             };
+            ttl = page.ttl_ms.map(Duration::from_millis).into_iter().chain(ttl).min();
+            catalog.set_aside.extend(self.take_set_aside());
             for tool in page.tools {
                 let tool = served(tool);
                 if !names.insert(tool.name.clone()) {
@@ -84,7 +111,7 @@ impl Connection {
             if catalog.tools.len() > TOOLS_MAX {
                 return Err(unreadable(&format!("it lists more than {TOOLS_MAX} tools")));
             }
-            let Some(next) = page.next_cursor else { return Ok(catalog) };
+            let Some(next) = page.next_cursor else { return Ok((catalog, ttl)) };
             if !cursors.insert(next.clone()) {
                 return Err(unreadable("its pages run in a circle"));
             }

@@ -3,13 +3,20 @@
 mod attempt;
 mod body;
 mod catalog;
+mod client;
 mod connection;
 pub mod demo;
+mod era;
+mod handshake;
+mod listen;
 mod listening;
 mod outcome;
 mod outline;
+mod params;
 mod pool;
+mod progress;
 mod shape;
+mod task;
 mod transport;
 mod wire;
 
@@ -25,6 +32,8 @@ use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
 pub use pool::McpPool;
+pub use progress::ProgressSink;
+pub use task::TaskRequest;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
 pub const LOG_DIRECTIVE: &str = "rmcp=error";
@@ -56,6 +65,10 @@ pub struct ToolRequest {
     pub meta: Map<String, Value>,
     /// Sent as the header `Idempotency-Key` of this request.
     pub idempotency_key: String,
+    /// The tool's schema of its arguments, as the server gave it: it may want some of them in headers too.
+    pub input_schema: Value,
+    /// Hears how far the call has come.
+    pub progress: ProgressSink,
     /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
     pub output_schema: Option<Value>,
     /// Whether the call may still leave.

@@ -26,6 +26,8 @@
 //!
 //! A JSON-RPC error in a 2xx is *answered* even for the codes that mean "not executed" (unknown method, invalid
 //! parameters): either way nothing is repeated, and the model is told the text.
+//!
+//! A result that names a *task* is no end at all: the call is deferred, and `task.rs` asks for its end.
 
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ use serde_json::Value;
 
 use super::attempt::{HttpRefusal, Stage};
 use super::shape::{Excess, MAX_BLOCKS};
+use crate::run::call::Task;
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
@@ -41,6 +44,9 @@ use crate::run::tool_result;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// Longest text of a server's error that is handed on, in characters.
 const MESSAGE_MAX: usize = 4_000;
+
+/// Longest name of a task that is kept, in bytes.
+const TASK_ID_MAX: usize = 4_096;
 
 /// Why the wait for an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,8 +141,8 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
         return too_large(Excess::Blocks);
     }
     match output.get("resultType").and_then(Value::as_str) {
-        // The server started something in the background and only promises its end.
-        Some("task") => return Outcome::Unknown(Cause::LostResponse),
+        // The server goes on by itself. Without a name nobody can ask it for the end.
+        Some("task") => return task_of(&output).map_or(Outcome::Unknown(Cause::LostResponse), Outcome::Deferred),
         Some("input_required") => {
             let text = "The MCP server asked for input, which this run does not offer.";
             return failed("input-required", text.to_owned(), Some(output));
@@ -152,6 +158,17 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
+}
+
+/// The work that a server named instead of a result.
+fn task_of(output: &Value) -> Option<Task> {
+    let id = output.get("taskId").and_then(Value::as_str).filter(|id| (1..=TASK_ID_MAX).contains(&id.len()))?;
+    Some(Task { id: id.to_owned(), poll_ms: poll_ms(output) })
+}
+
+/// How long a server wants to be left alone between two questions about a task.
+pub(super) fn poll_ms(output: &Value) -> Option<u64> {
+    output.get("pollIntervalMs").and_then(Value::as_u64)
 }
 
 fn too_large(excess: Excess) -> Outcome {
@@ -178,7 +195,7 @@ fn breaks_schema(output: &Value, schema: &Value) -> Option<String> {
     })
 }
 
-fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
+pub(super) fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
     Outcome::Answered(Answer::Failed { error: ToolError::new(code, message), output })
 }
 

@@ -17,6 +17,7 @@ fn class(stage: Stage, ended: Ended) -> String {
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
+        Outcome::Deferred(task) => format!("deferred {}", task.id),
     }
 }
 

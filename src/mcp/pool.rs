@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{CallLimits, Connection};
+use super::era::Eras;
 use super::outcome::{Remedy, classify};
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
@@ -29,8 +30,6 @@ const REDIAL_PAUSE: Duration = Duration::from_millis(250);
 const SPREAD_MIN: Duration = Duration::from_millis(100);
 /// A handshake that failed sooner than this is tried again.
 const QUICK_FAULT: Duration = Duration::from_secs(1);
-/// Remembered eras; beyond that all are forgotten, which costs one question per server.
-const ERAS_MAX: usize = 10_000;
 
 type Key = [u8; 32];
 
@@ -38,10 +37,9 @@ type Key = [u8; 32];
 pub struct McpPool {
     http: reqwest::Client,
     egress: Egress,
-    settings: PoolSettings,
+    pub(super) settings: PoolSettings,
     slots: DashMap<Key, Arc<Slot>>,
-    /// Servers that speak only the older era: they are not asked again. By address.
-    old_era: DashMap<String, ()>,
+    eras: Arc<Eras>,
     closing: CancellationToken,
 }
 
@@ -59,8 +57,8 @@ struct Held {
 }
 
 /// A connection in use: while it is held the pool does not close it.
-struct Lease {
-    connection: Arc<Connection>,
+pub(super) struct Lease {
+    pub(super) connection: Arc<Connection>,
     slot: Arc<Slot>,
     is_new: bool,
 }
@@ -73,7 +71,7 @@ impl McpPool {
             egress,
             settings,
             slots: DashMap::new(),
-            old_era: DashMap::new(),
+            eras: Arc::default(),
             closing: CancellationToken::new(),
         })
     }
@@ -228,7 +226,7 @@ impl McpPool {
         futures::future::join_all(closing).await;
     }
 
-    async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+    pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::new("The server is shutting down."));
         }
@@ -275,22 +273,7 @@ impl McpPool {
     }
 
     async fn open(&self, target: &McpTarget) -> Result<Connection, McpFault> {
-        let server = target.url.as_str();
-        let is_old_era = self.old_era.contains_key(server);
-        let opened = Connection::open(&self.http, &self.egress, target, self.settings, is_old_era).await;
-        match &opened {
-            Ok(connection) if connection.has_sessions() => {
-                if self.old_era.len() >= ERAS_MAX {
-                    self.old_era.clear();
-                }
-                self.old_era.insert(server.to_owned(), ());
-            }
-            // The server may have moved on since: ask it again next time.
-            Ok(_) | Err(_) => {
-                self.old_era.remove(server);
-            }
-        }
-        opened
+        Connection::open(&self.http, &self.egress, target, self.settings, &self.eras).await
     }
 }
 
@@ -309,7 +292,7 @@ impl Held {
 
 impl Lease {
     /// Takes the connection out of the pool; calls that are out on it go on.
-    async fn drop_connection(&self) {
+    pub(super) async fn drop_connection(&self) {
         self.connection.retire();
         let mut held = self.slot.held.lock().await;
         if held.connection.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, &self.connection)) {

@@ -35,6 +35,18 @@ pub struct ServedTool {
 pub struct ServedCatalog {
     /// The tools.
     pub tools: Vec<ServedTool>,
+    /// What the server lists and nobody is offered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub set_aside: Vec<SetAside>,
+}
+
+/// A tool that cannot be offered to anybody; the others of its server are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetAside {
+    /// The server's own name.
+    pub name: String,
+    /// Why, for people.
+    pub why: String,
 }
 
 /// One tool as the model is offered it, with the way back to its server.
@@ -418,7 +430,7 @@ mod tests {
                 input_schema: Value::Null,
                 output_schema: None,
             };
-            Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect() }))
+            Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect(), ..ServedCatalog::default() }))
         };
         let (before, _) = merge(vec![entry("a"), entry("b")], &[served(&["x"]), served(&["y"])]);
         // The entries in another order, and `b` is down.
@@ -436,7 +448,7 @@ mod tests {
         let entry =
             |url: &str| -> McpEntry { serde_json::from_value(json!({ "url": url, "namespace": "n" })).unwrap() };
         let served = ServedTool { name: "t".into(), description: None, input_schema: Value::Null, output_schema: None };
-        let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()] }));
+        let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()], ..ServedCatalog::default() }));
         let (binding, warnings) = merge(vec![entry("https://a"), entry("https://b")], &[catalog(), catalog()]);
         assert_eq!(binding.tools.len(), 1);
         assert_eq!(binding.tool("n_t").unwrap().entry, 1);

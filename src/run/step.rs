@@ -30,8 +30,8 @@ pub fn next(envelope: &Envelope) -> Step {
         }
         Status::Queued | Status::Running => match envelope.leg {
             Leg::Outside => Step::BeginLeg,
+            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
             Leg::CheckingCatalog => Step::CheckCatalog,
-            Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
             Leg::Working => Step::AskModel,
             Leg::Cancelling => Step::Cancel,

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
 use super::codec::{DEPTH, corrupt, decode, encode, json_text, json_value, readable};
 use super::{FoundCall, StoreError};
-use crate::run::call::{Call, CallTarget, Stage};
+use crate::run::call::{Call, CallTarget, Stage, Task};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::time::Timestamp;
@@ -21,6 +21,8 @@ struct CallDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target: Option<CallTarget>,
     attempt: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Task>,
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
@@ -75,6 +77,7 @@ impl CallRow {
             tool: call.tool.clone(),
             target: call.target.clone(),
             attempt: call.attempt,
+            task: call.task.clone(),
             stage,
             decided_by: call.decided_by.clone(),
             created_at: call.created_at,
@@ -201,6 +204,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         input: json_value("call input", input)?,
         target: document.target,
         attempt: document.attempt,
+        task: document.task,
         decided_by: document.decided_by,
         stage,
         created_at: document.created_at,

@@ -12,6 +12,7 @@ mod silence;
 mod site;
 mod soak;
 mod takeover;
+mod tasks;
 mod writes;
 
 use std::sync::Arc;

@@ -5,15 +5,17 @@ mod catalog;
 mod deaf;
 mod demo;
 mod limits;
+mod modern;
 mod outcomes;
 mod pool;
 mod real;
+mod tasks;
 mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{MayLeave, McpPool, McpTarget, PoolSettings, ProgressSink, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -62,6 +64,8 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         arguments: object(arguments),
         meta: object(meta),
         idempotency_key: "key-1".to_owned(),
+        input_schema: json!({}),
+        progress: ProgressSink::none(),
         output_schema: None,
         may_leave: MayLeave::new(|| true),
     }
@@ -82,5 +86,6 @@ pub(crate) fn class(outcome: &Outcome) -> String {
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
+        Outcome::Deferred(task) => format!("deferred {}", task.id),
     }
 }

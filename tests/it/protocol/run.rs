@@ -38,7 +38,7 @@ pub(super) fn queued(parallel: usize) -> Envelope {
         input_schema: json!({"type": "object"}),
         output_schema: None,
     };
-    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)] };
+    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)], ..ServedCatalog::default() };
     let entry = json!({"url": "https://billing.example.com/mcp", "replay": {PUT: "idempotent"}});
     let binding = merge(vec![serde_json::from_value(entry).unwrap()], &[Some(Arc::new(catalog))]).0;
     let spec = json!({

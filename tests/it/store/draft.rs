@@ -176,6 +176,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
             replay: false,
         }),
         attempt: 1,
+        task: None,
         decided_by: None,
         stage,
         created_at: at(0),

@@ -90,6 +90,7 @@ struct State {
     sessions: Mutex<HashSet<String>>,
     keeps_alive: AtomicBool,
     has_sessions: AtomicBool,
+    is_modern: AtomicBool,
     resets_unread: AtomicBool,
     lost: Mutex<Reply>,
     version: Mutex<&'static str>,
@@ -97,6 +98,7 @@ struct State {
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
+    others: Mutex<HashMap<&'static str, Script>>,
 }
 
 /// The running server; it ends when it is dropped.
@@ -127,6 +129,7 @@ impl FakeMcp {
             sessions: Mutex::default(),
             keeps_alive: AtomicBool::new(true),
             has_sessions: AtomicBool::new(true),
+            is_modern: AtomicBool::new(false),
             resets_unread: AtomicBool::new(false),
             lost: Mutex::new(lost),
             version: Mutex::new("2025-06-18"),
@@ -134,6 +137,7 @@ impl FakeMcp {
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+            others: Mutex::default(),
         });
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let accepting = accept(listener, Arc::clone(&state), tasks.clone(), stop.clone());
@@ -184,6 +188,16 @@ impl FakeMcp {
     /// How a stream request (GET) is answered from now on.
     pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
         *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// How any other method is answered from now on, whatever the era.
+    pub(crate) fn on(&self, method: &'static str, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
+        self.state.others.lock().insert(method, Box::new(script));
+    }
+
+    /// Speaks the era without sessions from now on, and no other; or the older one again.
+    pub(crate) fn be_modern(&self, is_modern: bool) {
+        self.state.is_modern.store(is_modern, Ordering::SeqCst);
     }
 
     /// The protocol revision that the handshake agrees on from now on.
@@ -291,6 +305,12 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
 
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    if let Some(script) = state.others.lock().get(seen.rpc()) {
+        return (script(seen), None);
+    }
+    if state.is_modern.load(Ordering::SeqCst) {
+        return (modern(state, seen), None);
+    }
     let session = seen.headers.get("mcp-session-id");
     let has_sessions = state.has_sessions.load(Ordering::SeqCst);
     let is_known = !has_sessions || session.is_some_and(|session| state.sessions.lock().contains(session));
@@ -320,6 +340,37 @@ fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
         ("POST", "tools/call") => ((state.calls.lock())(seen), None),
         ("GET", _) => ((state.resumes.lock())(seen), None),
         _ => (Reply::Http(202, vec![], String::new()), None),
+    }
+}
+
+/// The reply of a server of the era without sessions.
+fn modern(state: &State, seen: &Seen) -> Reply {
+    let meta = &seen.body["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"];
+    let refused = |status: u16, code: i32, message: &str, data: Value| {
+        let error = json!({ "code": code, "message": message, "data": data });
+        Reply::status(status, json!({ "jsonrpc": "2.0", "error": error, "id": seen.body["id"] }))
+    };
+    match (seen.http_method.as_str(), seen.rpc()) {
+        ("GET" | "DELETE", _) => Reply::status(405, json!({})),
+        (_, method) if method.starts_with("notifications/") => Reply::Http(202, vec![], String::new()),
+        (_, "initialize") => {
+            refused(400, -32022, "Unsupported protocol version", json!({ "supported": ["2026-07-28"] }))
+        }
+        _ if meta != "2026-07-28" => refused(400, -32602, "_meta lacks the protocol version", json!({})),
+        (_, method) if seen.headers.get("mcp-method").is_none_or(|header| header != method) => {
+            refused(400, -32020, "Mcp-Method does not match", json!({}))
+        }
+        (_, "server/discover") => Reply::Result(json!({
+            "resultType": "complete",
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": { "tools": { "listChanged": true } },
+            "serverInfo": { "name": "fake", "version": "1" },
+            "ttlMs": 0,
+            "cacheScope": "private",
+        })),
+        (_, "tools/list") => (state.lists.lock())(seen),
+        (_, "tools/call") => (state.calls.lock())(seen),
+        _ => refused(404, -32601, "Method not found", json!({})),
     }
 }
 

@@ -7,9 +7,10 @@ use uuid::Uuid;
 
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
-use crate::run::call::Call;
+use crate::run::call::{Call, Task};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
+use crate::run::event::Progress;
 use crate::run::fact::{CallRef, Fact, Reconciliation, Resolution, Resume, Ruling};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
@@ -33,7 +34,7 @@ pub(super) fn binding(tools: &[&str]) -> Binding {
         input_schema: json!({"type": "object"}),
         output_schema: None,
     };
-    let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
+    let catalog = ServedCatalog { tools: tools.iter().map(served).collect(), ..ServedCatalog::default() };
     merge(vec![entry], &[Some(Arc::new(catalog))]).0
 }
 
@@ -108,6 +109,16 @@ pub(super) fn done(key: CallKey) -> Fact {
 
 pub(super) fn unknown(key: CallKey) -> Fact {
     Fact::CallEnded { key, outcome: Outcome::Unknown(crate::run::outcome::Cause::LostResponse) }
+}
+
+/// The server goes on with the call by itself.
+pub(super) fn deferred(key: CallKey) -> Fact {
+    let task = Task { id: format!("task-{}-{}", key.turn, key.position), poll_ms: Some(500) };
+    Fact::CallEnded { key, outcome: Outcome::Deferred(task) }
+}
+
+pub(super) fn progressed(key: CallKey) -> Fact {
+    Fact::CallsProgressed { calls: vec![(key, Progress { progress: 1.into(), total: Some(4.into()), message: None })] }
 }
 
 pub(super) fn resume(envelope: &Envelope, retry: &[&str]) -> Fact {
