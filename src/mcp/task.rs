@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A server that answers so many questions in a row with an error does not know what became of the task.
 const ERRORS_MAX: u32 = 5;
 /// Errors that say so at once: it has no such method, or no such task.
-const NOT_KNOWN: [i64; 3] = [-32_600, -32_601, -32_602];
+const NOT_KNOWN: [i64; 2] = [-32_601, -32_602];
 
 /// A task that somebody waits for.
 #[derive(Clone, Debug)]
@@ -115,7 +115,8 @@ impl McpPool {
         failpoint::pass("mcp.task.after");
         match asked {
             Ok(Stage::Answered(message)) => read(message, task.output_schema.as_ref()),
-            Ok(Stage::Status(refusal)) if refusal.code.is_some_and(|code| NOT_KNOWN.contains(&code)) => not_known(),
+            // A lost session is no word about the task.
+            Ok(Stage::Status(refusal)) if !refusal.session_lost && is_not_known(refusal.code) => not_known(),
             Ok(Stage::TooLarge(excess)) => Said::End(classify(Stage::TooLarge(excess), Ended::Settled, None).0),
             Ok(_) => Said::Nothing,
             Err(fault) => {
@@ -189,7 +190,7 @@ impl McpPool {
 fn read(mut message: Value, output_schema: Option<&Value>) -> Said {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let code = error.get("code").and_then(Value::as_i64);
-        return if code.is_some_and(|code| NOT_KNOWN.contains(&code)) { not_known() } else { Said::Error };
+        return if is_not_known(code) { not_known() } else { Said::Error };
     }
     let mut state = message.get_mut("result").map(Value::take).unwrap_or_default();
     let status = state.get("status").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -215,6 +216,10 @@ const CANCELLED_TEXT: &str = "The MCP server cancelled the work before it was do
 
 fn is_cancelled(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Answered(crate::run::outcome::Answer::Failed { error, .. }) if error.code == CANCELLED)
+}
+
+fn is_not_known(code: Option<i64>) -> bool {
+    code.is_some_and(|code| NOT_KNOWN.contains(&code))
 }
 
 fn not_known() -> Said {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
 use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
@@ -23,7 +23,7 @@ use url::Url;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::catalog::Announcements;
-use super::listening::Listening;
+use super::listening::{Listening, Watch};
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
@@ -300,6 +300,7 @@ impl TrackedClient {
                 if !self.shared.listening.may_resume(event) {
                     return Err(StreamableHttpError::ServerDoesNotSupportSse);
                 }
+                tokio::time::sleep(self.shared.listening.retry_after(event)).await;
             }
             None => tokio::time::sleep(self.shared.listening.pause()).await,
         }
@@ -352,7 +353,10 @@ impl TrackedClient {
     ) -> BoxStream<'static, SseEvent> {
         let (observer, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
-        body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow)
+        let events =
+            body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
+        events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
     }
 }
 

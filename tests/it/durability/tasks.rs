@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::support::counterparts::{ledger_lines, task_server};
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, Step};
 use crate::support::product::Product;
@@ -19,6 +20,7 @@ both_stores! {
     b216_a_cancelled_run_cancels_its_task_also_after_a_crash,
     a_node_that_drains_does_not_wait_for_a_task_and_the_next_goes_on_with_it,
     how_far_calls_have_come_is_told_seldom_and_stored_like_every_event,
+    b218_a_real_server_that_goes_on_with_a_charge_is_asked_by_the_next_owner_and_charges_once,
 }
 
 /// A server whose tool `charge` takes as long as the test says.
@@ -154,4 +156,31 @@ async fn how_far_calls_have_come_is_told_seldom_and_stored_like_every_event(data
     assert!((2..=6).contains(&told.len()), "{told:?}");
     assert!(told.windows(2).all(|pair| pair[0]["progress"].as_u64() < pair[1]["progress"].as_u64()), "{told:?}");
     assert_eq!((&told[0]["turn"], &told[0]["call_id"]), (&json!(1), &json!("call_1")));
+}
+
+async fn b218_a_real_server_that_goes_on_with_a_charge_is_asked_by_the_next_owner_and_charges_once(database: Database) {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger.jsonl");
+    let Some(server) = task_server(&ledger).await else { return };
+    let product = Product::start(&database).await;
+    let entry = json!([{"url": server.url("/mcp"), "timeouts": {"connect_ms": 30_000}}]);
+    let body = run_on("r", &[("slow_charge", json!({"amount": 5, "ms": 4_000}))], entry);
+    product.post("/v1/runs", &body, 201).await;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !receipt(&product).await["task"]["id"].is_string() {
+        assert!(Instant::now() < deadline, "no task: {}", product.log());
+    }
+    product.kill();
+    let product = Product::start(&database).await;
+    let run = product.rested("r").await;
+    assert_eq!(
+        (&run["status"], &run["usage"]["model_requests"]),
+        (&json!("completed"), &json!(2)),
+        "{}",
+        product.log()
+    );
+    assert_eq!(receipt(&product).await["output"]["content"][0]["text"], "charged 5");
+    assert_eq!(ledger_lines(&ledger).len(), 1);
+    let kinds = product.event_kinds("r").await;
+    assert!(!kinds.iter().any(|kind| kind.starts_with("reconciliation")), "{kinds:?}");
 }

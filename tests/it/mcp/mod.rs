@@ -9,6 +9,7 @@ mod modern;
 mod outcomes;
 mod pool;
 mod real;
+mod sessions;
 mod tasks;
 mod ways;
 
