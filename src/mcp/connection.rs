@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Attempt, Stage};
 use super::catalog::{Announcements, CatalogCache};
+use super::ears::Ears;
 use super::era::Eras;
 use super::handshake::{Dial, Shaken, Undone};
 use super::listen::Ear;
@@ -44,6 +45,7 @@ pub(super) struct Connection {
     peer: Peer<RoleClient>,
     service: Mutex<Option<RunningService<RoleClient, Listener>>>,
     progress: Listeners,
+    pub(super) ears: Arc<Ears>,
     /// Hears announcements where that takes a request of its own; ends with the connection.
     ear: Mutex<JoinSet<()>>,
     has_sessions: bool,
@@ -57,7 +59,7 @@ pub(super) struct Connection {
 /// What a server may tell us unasked.
 #[derive(Default)]
 pub(super) struct Listener {
-    pub(super) announcements: Announcements,
+    pub(super) announcements: Arc<Announcements>,
     pub(super) progress: Listeners,
 }
 
@@ -118,17 +120,19 @@ impl Connection {
     }
 
     fn of(shaken: Shaken, server: &str, eras: &Arc<Eras>) -> Self {
-        let Shaken { client, service, version, announcements, progress, tells_changes } = shaken;
+        let Shaken { client, service, version, announcements, ears, progress, tells_changes } = shaken;
         let (peer, has_sessions) = (service.peer().clone(), version.has_initialize());
         let mut ear = JoinSet::new();
         if !has_sessions && tells_changes && !eras.is_mute(server) {
-            let (peer, announcements, eras) = (peer.clone(), announcements.clone(), Arc::clone(eras));
-            ear.spawn(Ear { peer, announcements, eras, server: server.to_owned() }.listen());
+            ears.expect();
+            let (peer, ears, eras) = (peer.clone(), Arc::clone(&ears), Arc::clone(eras));
+            ear.spawn(Ear { peer, ears, eras, server: server.to_owned() }.listen());
         }
         Self {
             client,
             peer,
             progress,
+            ears,
             ear: Mutex::new(ear),
             has_sessions,
             service: Mutex::new(Some(service)),

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::catalog::Announcements;
 use super::connection::Listener;
+use super::ears::Ears;
 use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::{EVENT_STREAM, IDEMPOTENCY_KEY, is_kind};
@@ -48,7 +49,8 @@ pub(super) struct Shaken {
     pub(super) client: TrackedClient,
     pub(super) service: RunningService<RoleClient, Listener>,
     pub(super) version: ProtocolVersion,
-    pub(super) announcements: Announcements,
+    pub(super) announcements: Arc<Announcements>,
+    pub(super) ears: Arc<Ears>,
     pub(super) progress: Listeners,
     /// Whether the server says that it tells changes of its tools.
     pub(super) tells_changes: bool,
@@ -72,14 +74,15 @@ impl Dial<'_> {
         let target = self.target;
         let headers = headers_of(target).map_err(Undone::Misconfigured)?;
         let listener = Listener::default();
-        let (announcements, progress) = (listener.announcements.clone(), listener.progress.clone());
+        let (announcements, progress) = (Arc::clone(&listener.announcements), listener.progress.clone());
+        let ears = Ears::new(Arc::clone(&announcements));
         let client = TrackedClient::new(
             self.http.clone(),
             self.egress.clone(),
             target.url.clone(),
             self.settings.max_result_bytes,
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
-            announcements.clone(),
+            Arc::clone(&ears),
         );
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
         let opening = listener.serve_with_lifecycle(transport, lifecycle_of(is_old));
@@ -102,7 +105,7 @@ impl Dial<'_> {
             .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
             .ok_or_else(|| Undone::Refused("it speaks a protocol revision that is not known".to_owned()))?;
         peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
-        Ok(Shaken { client, service, version, announcements, progress, tells_changes })
+        Ok(Shaken { client, service, version, announcements, ears, progress, tells_changes })
     }
 
     /// Whether the address is one of the transport of 2024-11-05, which opens with an event that names another address.

@@ -10,7 +10,7 @@ use rmcp::model::{ErrorCode, ServerNotification, SubscriptionFilter};
 use rmcp::service::ServiceError;
 use rmcp::{Peer, RoleClient};
 
-use super::catalog::Announcements;
+use super::ears::Ears;
 use super::era::Eras;
 
 /// Pauses before it is asked again.
@@ -20,7 +20,7 @@ const PAUSE_MAX: Duration = Duration::from_mins(1);
 /// One connection's ear.
 pub(super) struct Ear {
     pub(super) peer: Peer<RoleClient>,
-    pub(super) announcements: Announcements,
+    pub(super) ears: Arc<Ears>,
     pub(super) eras: Arc<Eras>,
     /// The server's address.
     pub(super) server: String,
@@ -33,11 +33,15 @@ impl Ear {
         loop {
             match self.hear().await {
                 Heard::Nothing => {
+                    self.ears.closed();
                     self.eras.learn_mute(&self.server);
                     return;
                 }
                 Heard::Something => pause = PAUSE_MIN,
-                Heard::Failed => pause = pause.saturating_mul(2).min(PAUSE_MAX),
+                Heard::Failed => {
+                    self.ears.closed();
+                    pause = pause.saturating_mul(2).min(PAUSE_MAX);
+                }
             }
             tokio::time::sleep(spread(pause, &self.server)).await;
         }
@@ -56,10 +60,10 @@ impl Ear {
         if stream.acknowledged().tools_list_changed != Some(true) {
             return Heard::Nothing;
         }
-        self.announcements.announce();
+        self.ears.opened();
         loop {
             match stream.next().await {
-                Ok(Some(ServerNotification::ToolListChangedNotification(_))) => self.announcements.announce(),
+                Ok(Some(ServerNotification::ToolListChangedNotification(_))) => self.ears.announce(),
                 Ok(Some(_)) => {}
                 Ok(None) => return Heard::Something,
                 Err(error) => {

@@ -28,8 +28,19 @@ pub(super) struct Listening {
 }
 
 impl Listening {
+    /// Waits until a stream may be asked for: a new one, or the rest of one after that event. `false`: it may not.
+    pub(super) async fn turn(&self, event: Option<&str>) -> bool {
+        let pause = match event {
+            Some(event) if !self.may_resume(event) => return false,
+            Some(event) => self.retry_after(event),
+            None => self.pause(),
+        };
+        tokio::time::sleep(pause).await;
+        true
+    }
+
     /// Whether a stream may be resumed from that event once more.
-    pub(super) fn may_resume(&self, event: &str) -> bool {
+    fn may_resume(&self, event: &str) -> bool {
         let mut resumes = self.resumes.lock();
         if resumes.len() > EVENTS_MAX {
             resumes.clear();
@@ -41,12 +52,12 @@ impl Listening {
 
     /// The pause that the server asked for, of a stream that broke after that event. A stream that ended properly is
     /// waited for by the protocol library.
-    pub(super) fn retry_after(&self, event: &str) -> Duration {
+    fn retry_after(&self, event: &str) -> Duration {
         self.broken.lock().remove(event).unwrap_or_default()
     }
 
     /// The pause before announcements are listened for: none at first, then longer each time.
-    pub(super) fn pause(&self) -> Duration {
+    fn pause(&self) -> Duration {
         match self.listens.fetch_add(1, Ordering::Relaxed) {
             0 => Duration::ZERO,
             count => Duration::from_secs(1 << count.min(6)).min(PAUSE_MAX),

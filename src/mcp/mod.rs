@@ -6,6 +6,7 @@ mod catalog;
 mod client;
 mod connection;
 pub mod demo;
+mod ears;
 mod era;
 mod handshake;
 mod listen;
@@ -31,6 +32,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 pub use progress::ProgressSink;
 pub use task::TaskRequest;

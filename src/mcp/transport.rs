@@ -22,7 +22,7 @@ use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
-use super::catalog::Announcements;
+use super::ears::Ears;
 use super::listening::{Listening, Watch};
 use super::outline::Outline;
 use super::shape::Excess;
@@ -64,7 +64,7 @@ struct Shared {
     answered: AtomicBool,
     /// What the listed tools lack that nobody may be offered.
     set_aside: Mutex<Vec<SetAside>>,
-    announcements: Announcements,
+    ears: Arc<Ears>,
     listening: Listening,
 }
 
@@ -75,7 +75,7 @@ impl TrackedClient {
         url: Url,
         max_bytes: usize,
         discover_patience: Duration,
-        announcements: Announcements,
+        ears: Arc<Ears>,
     ) -> Self {
         let shared = Shared {
             http,
@@ -89,7 +89,7 @@ impl TrackedClient {
             session_lost: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             set_aside: Mutex::default(),
-            announcements,
+            ears,
             listening: Listening::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -156,6 +156,10 @@ impl TrackedClient {
         }
         let mut post = Post::of(message, session)?;
         post.is_modern = custom.contains_key(&METHOD);
+        if post.session.is_some() {
+            // The library asks for the stream of announcements as soon as there is a session.
+            self.shared.ears.expect();
+        }
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Some(attempt) = &post.attempt {
@@ -295,14 +299,8 @@ impl TrackedClient {
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, SseEvent>, Fault> {
         let is_first = last_event.is_none();
-        match &last_event {
-            Some(event) => {
-                if !self.shared.listening.may_resume(event) {
-                    return Err(StreamableHttpError::ServerDoesNotSupportSse);
-                }
-                tokio::time::sleep(self.shared.listening.retry_after(event)).await;
-            }
-            None => tokio::time::sleep(self.shared.listening.pause()).await,
+        if !self.shared.listening.turn(last_event.as_deref()).await {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
         }
         self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
         let mut headers = headers_of(custom, session.as_deref())?;
@@ -312,7 +310,11 @@ impl TrackedClient {
             headers.insert(LAST_EVENT, value);
         }
         let request = self.shared.http.get(self.shared.url.clone()).headers(headers);
-        let response = request.send().await.map_err(|error| fault(describe(&error)))?;
+        let response = request.send().await;
+        if !response.as_ref().is_ok_and(|response| response.status().is_success()) {
+            self.shared.ears.closed();
+        }
+        let response = response.map_err(|error| fault(describe(&error)))?;
         let status = response.status();
         // A client error does not go away by asking again; the library ends the stream on this error only.
         if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
@@ -322,8 +324,7 @@ impl TrackedClient {
             return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
         }
         if is_first {
-            // What was announced before anybody listened is lost.
-            self.shared.announcements.announce();
+            self.shared.ears.opened();
         }
         Ok(self.events(response, None, false))
     }
