@@ -194,7 +194,7 @@ impl Envelope {
     /// The entry of the server that carries out a call. By the offered name: a resume may have given the entries in
     /// another order.
     pub fn entry_of(&self, call: &Call) -> Option<&McpEntry> {
-        self.binding.entries.get(self.binding.tool(&call.tool)?.entry)
+        self.binding.entries.get(self.binding.tool(&call.tool)?.entry()?)
     }
 
     /// Tokens of the budget that are neither used nor reserved; `None`: there is no budget.

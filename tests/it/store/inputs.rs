@@ -30,7 +30,7 @@ async fn the_first_answer_stays_and_waits_for_the_owner(database: Database) {
     assert_eq!(leave(answer("ann", "input_1")).await, Left::Kept, "its caller asks again");
     assert_eq!(leave(answer("eve", "input_1")).await, Left::Decided, "somebody was faster");
     assert_eq!(leave(answer("eve", "input_2")).await, Left::Kept);
-    assert_eq!(store.wish_list(node).await.unwrap(), [claim.clone()]);
+    assert_eq!(store.wish_list(node).await.unwrap(), std::slice::from_ref(&claim));
     let wishes = store.wishes_take(&claim).await.unwrap();
     assert_eq!(wishes.answers, [answer("ann", "input_1"), answer("eve", "input_2")]);
     assert_eq!(store.wish_list(node).await.unwrap(), []);

@@ -238,7 +238,7 @@ impl World {
         if let Some(reserved) = self.memory.head.state.asks.reserved.first() {
             let failed = SampleEnd::Failed { message: "busy".to_owned() };
             let sample = reserved.sample;
-            let fact = if pick % 5 == 0 { Fact::SampleEnded { sample, end: failed } } else { made(sample) };
+            let fact = if pick.is_multiple_of(5) { Fact::SampleEnded { sample, end: failed } } else { made(sample) };
             return self.step(fact, dies);
         }
         let waiting = self.memory.calls.iter().filter(|call| matches!(call.stage, Stage::Waiting { .. }));
