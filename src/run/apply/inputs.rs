@@ -117,6 +117,8 @@ pub(super) fn required(draft: &mut Draft<'_>, key: CallKey, questions: Questions
         };
         kept.insert(name, Question { ask, reply });
     }
+    // The call is answered: what its server asked while it was out ends with that.
+    draft.end_asks(key);
     draft.keep_asked(key, kept, state);
     let since = draft.now;
     draft.move_call(key, Stage::Waiting { since });

@@ -91,6 +91,7 @@ fn body_of(operation: &Operation) -> Body {
     match operation.id.as_str() {
         "run_create" => Body::from(says("hi").to_string()),
         "call_reconcile" => Body::from(r#"{"resolution":"retry"}"#),
+        "input_answer" => Body::from(r#"{"action":"decline"}"#),
         _ => Body::from("{}"),
     }
 }
