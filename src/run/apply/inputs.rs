@@ -80,6 +80,9 @@ pub(super) fn closed(
     let Some(open) = envelope.head.state.asks.open.iter().find(|open| open.input.input_id == input_id).cloned() else {
         return Err(Refusal::AlreadyAnswered);
     };
+    if open.question.is_some() {
+        return Err(Refusal::Impossible("a question that is kept waits for its answer"));
+    }
     let mut draft = Draft::new(envelope, now);
     draft.end_input(&open, InputAction::Cancel, None, Some(reason));
     Ok(draft.commit())
