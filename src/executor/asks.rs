@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -278,16 +279,18 @@ impl Drive<'_> {
         let Some(sampling) = entry.and_then(|entry| entry.sampling.as_ref()) else {
             return failed("sampling is not offered any more");
         };
-        let secret = sampling.model.secret.as_ref().and_then(|name| self.secrets.get(name)).cloned();
-        if sampling.model.secret.is_some() && secret.is_none() {
-            return failed("the model's secret is missing or cannot be opened");
-        }
         let model = bounded(&sampling.model, request);
         let (name, provider) = (model.name.clone(), model.provider.code());
         let requests_before = self.envelope.head.state.asks.usage.model_requests;
-        let asked = ModelRequest { model, prompt: request.prompt(), secret, requests_before, calls_before: 0 };
-        let stream = self.shared.parts.models.ask(asked);
+        let prompt = request.prompt();
+        let (shared, secrets, tenant) = (Arc::clone(self.shared), Arc::clone(&self.secrets), self.claim.tenant.clone());
         async move {
+            let secret = match shared.parts.dispatch.model_secret(&tenant, &model, &secrets).await {
+                Ok(secret) => secret,
+                Err(fault) => return SampleEnd::Failed { message: fault.to_string() },
+            };
+            let stream =
+                shared.parts.models.ask(ModelRequest { model, prompt, secret, requests_before, calls_before: 0 });
             let end = timeout(SAMPLE_MAX, answer(stream, name)).await.unwrap_or_else(|_elapsed| SampleEnd::Failed {
                 message: "the model's answer takes too long".to_owned(),
             });

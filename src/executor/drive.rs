@@ -173,7 +173,7 @@ impl<'a> Drive<'a> {
             binding: Arc::new(envelope.binding.clone()),
             envelope,
             secrets: Arc::new(secrets),
-            gate: Gate::default(),
+            gate: shared.parts.dispatch.gate(),
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
             asks,
@@ -265,7 +265,6 @@ impl<'a> Drive<'a> {
         if commit.binding.is_some() {
             // No call is out: a revision opens only between two steps.
             self.binding = Arc::new(self.envelope.binding.clone());
-            self.gate = Gate::default();
         }
         if self.envelope.head.status.is_terminal() {
             let status = self.envelope.head.status.code();

@@ -54,10 +54,11 @@ pub(super) struct Route {
     pub(super) headers: http::HeaderMap,
 }
 
-/// One attempt to send a call.
+/// One attempt to send a call, or to read a list.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    key: http::HeaderValue,
+    /// `None` for a listing, which has no effect.
+    key: Option<http::HeaderValue>,
     may_leave: MayLeave,
     asks: Option<AskDoor>,
     state: Mutex<(Stage, Option<Route>)>,
@@ -67,12 +68,21 @@ pub(super) struct Attempt {
 impl Attempt {
     /// An attempt that carries the header `Idempotency-Key`.
     pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
+        Self::with(Some(key), may_leave, asks)
+    }
+
+    /// An attempt to read a list: whoever asks may ask at any time.
+    pub(super) fn listing() -> Arc<Self> {
+        Self::with(None, MayLeave::new(|| true), None)
+    }
+
+    fn with(key: Option<http::HeaderValue>, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
         Arc::new(Self { key, may_leave, asks, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
     }
 
-    /// The value of the header `Idempotency-Key`.
-    pub(super) fn key(&self) -> &http::HeaderValue {
-        &self.key
+    /// The value of the header `Idempotency-Key`; a listing has none.
+    pub(super) fn key(&self) -> Option<&http::HeaderValue> {
+        self.key.as_ref()
     }
 
     /// Where the server's questions about it go.

@@ -32,8 +32,9 @@ use super::catalog::{Announcements, CatalogCache};
 use super::outcome::Ended;
 use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
-use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
+use super::{McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
 use crate::net::Egress;
+use crate::run::binding::ServedCatalog;
 
 /// The `_meta` member that carries the idempotency key.
 const META_KEY: &str = "countersign/idempotency-key";
@@ -173,9 +174,30 @@ impl Connection {
         &self.peer
     }
 
+    /// Whatever happens to the future that holds it, the attempt leaves the table of those that are out.
+    pub(super) fn enter<'a>(&'a self, attempt: &'a Attempt) -> Entry<'a> {
+        Entry { client: &self.client, attempt }
+    }
+
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault()
+    }
+
+    /// What the server said of itself in the handshake, beside its tools.
+    ///
+    /// # Errors
+    /// The connection has gone.
+    pub(super) fn sighting(&self, catalog: Arc<ServedCatalog>, latency: Duration) -> Result<Sighting, McpFault> {
+        let info = self.peer.peer_info().ok_or_else(|| unreachable("the connection ended".to_owned()))?;
+        let json = |value: Result<serde_json::Value, serde_json::Error>| value.unwrap_or_default();
+        Ok(Sighting {
+            protocol_version: info.protocol_version.to_string(),
+            server_info: json(serde_json::to_value(&info.server_info)),
+            capabilities: json(serde_json::to_value(&info.capabilities)),
+            latency,
+            catalog,
+        })
     }
 
     /// Ends the session and the connection.
@@ -200,8 +222,7 @@ impl Connection {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
         let attempt = Attempt::new(key, request.may_leave.clone(), request.asks.clone());
-        // Whatever happens to this future, the call leaves the table of those that are out.
-        let _entry = Entry { client: &self.client, attempt: &attempt };
+        let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
             Ok(handle) => handle,
@@ -253,7 +274,8 @@ pub(super) struct CallLimits {
     pub(super) cancel_grace: Duration,
 }
 
-struct Entry<'a> {
+/// A call or a listing in the table of those that are out.
+pub(super) struct Entry<'a> {
     client: &'a TrackedClient,
     attempt: &'a Attempt,
 }

@@ -5,12 +5,17 @@ mod attempt;
 mod body;
 mod catalog;
 mod connection;
+mod counted;
 pub mod demo;
+mod header_params;
 mod listening;
+mod listing;
 mod outcome;
 mod outline;
 mod pool;
+pub mod schemas;
 mod shape;
+mod sight;
 mod transport;
 mod wire;
 
@@ -28,6 +33,7 @@ use crate::run::spec::Timeouts;
 pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
+pub use sight::Sighting;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
 pub const LOG_DIRECTIVE: &str = "rmcp=error";
@@ -46,6 +52,8 @@ pub struct McpTarget {
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
     /// it.
     pub private_to: Option<(RunUid, Fence)>,
+    /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
+    pub origin: Option<String>,
     /// What its server may ask of the run.
     pub offers: Offers,
 }

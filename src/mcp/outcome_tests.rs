@@ -86,7 +86,9 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
 #[test]
 fn b103_structured_content_must_keep_the_output_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    let code = |result: Value| match classify(answered(json!({ "result": result })), Ended::Settled, Some(&schema)).0 {
+    let promised = Schema::compile(&schema).map(Arc::new).map_err(Arc::from);
+    let code = |result: Value| match classify(answered(json!({ "result": result })), Ended::Settled, Some(&promised)).0
+    {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, output }) => {
             assert!(output.is_some(), "the raw answer is kept");

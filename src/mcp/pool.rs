@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::catalog::Subscription;
 use super::connection::{CallLimits, Connection};
 use super::outcome::{Remedy, classify};
+use super::schemas::Schemas;
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
@@ -43,12 +44,16 @@ pub struct McpPool {
     slots: DashMap<Key, Arc<Slot>>,
     /// Servers that speak only the older era: they are not asked again. By address.
     old_era: DashMap<String, ()>,
+    /// Compiled schemas of tools, for whoever checks their arguments and results.
+    schemas: Arc<Schemas>,
     closing: CancellationToken,
 }
 
 /// The place of one connection.
 struct Slot {
     private_to: Option<(RunUid, Fence)>,
+    /// Whose it is, and what it was looked up by.
+    origin: Option<(TenantId, String)>,
     held: Mutex<Held>,
 }
 
@@ -60,8 +65,8 @@ struct Held {
 }
 
 /// A connection in use: while it is held the pool does not close it.
-struct Lease {
-    connection: Arc<Connection>,
+pub(super) struct Lease {
+    pub(super) connection: Arc<Connection>,
     slot: Arc<Slot>,
     is_new: bool,
 }
@@ -75,8 +80,14 @@ impl McpPool {
             settings,
             slots: DashMap::new(),
             old_era: DashMap::new(),
+            schemas: Arc::default(),
             closing: CancellationToken::new(),
         })
+    }
+
+    /// The compiled schemas of tools.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        Arc::clone(&self.schemas)
     }
 
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
@@ -104,12 +115,12 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection.tools(max_age, patience).await;
+        let mut read = lease.connection.tools(&self.schemas, max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             lease = self.lease(tenant, target).await?;
-            read = lease.connection.tools(max_age, patience).await;
+            read = lease.connection.tools(&self.schemas, max_age, patience).await;
         }
         let reading = read?;
         let subscription = Subscription::new(lease.connection, &reading);
@@ -176,7 +187,8 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection.attempt(request, limits, cancel).await;
-        let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
+        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
+        let (outcome, remedy) = classify(stage, ended, promised.as_ref());
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());
@@ -185,6 +197,21 @@ impl McpPool {
             lease.drop_connection().await;
         }
         (outcome, remedy)
+    }
+
+    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
+    /// go on; whoever comes next connects anew.
+    pub fn retire(&self, tenant: &TenantId, origin: &str) {
+        self.slots.retain(|_, slot| {
+            let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);
+            if is_meant
+                && let Ok(held) = slot.held.try_lock()
+                && let Some(connection) = &held.connection
+            {
+                connection.retire();
+            }
+            !is_meant
+        });
     }
 
     /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
@@ -242,7 +269,7 @@ impl McpPool {
         futures::future::join_all(closing).await;
     }
 
-    async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+    pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::new("The server is shutting down."));
         }
@@ -281,10 +308,10 @@ impl McpPool {
     }
 
     fn slot(&self, tenant: &TenantId, target: &McpTarget) -> Arc<Slot> {
-        let entry = self
-            .slots
-            .entry(key_of(tenant, target))
-            .or_insert_with(|| Arc::new(Slot { private_to: target.private_to, held: Mutex::new(Held::default()) }));
+        let entry = self.slots.entry(key_of(tenant, target)).or_insert_with(|| {
+            let origin = target.origin.clone().map(|origin| (tenant.clone(), origin));
+            Arc::new(Slot { private_to: target.private_to, origin, held: Mutex::new(Held::default()) })
+        });
         Arc::clone(entry.value())
     }
 
@@ -398,6 +425,7 @@ mod tests {
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
+            origin: None,
             offers: super::super::Offers::default(),
         };
         let changes: [fn(&mut McpTarget); 9] = [
@@ -422,6 +450,11 @@ mod tests {
         reordered.headers.reverse();
         reordered.headers[1].0 = "x-a".to_owned();
         reordered.timeouts.call_ms += 1;
-        assert_eq!(key_of(&acme, &reordered), key, "order, case and call limits are no part of it");
+        reordered.origin = Some("server/a".to_owned());
+        assert_eq!(
+            key_of(&acme, &reordered),
+            key,
+            "order, case, call limits and what it was looked up by are no part of it"
+        );
     }
 }

@@ -26,6 +26,7 @@ use super::AskDoor;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
+use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
@@ -148,7 +149,9 @@ impl TrackedClient {
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Some(attempt) = &post.attempt {
-            headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+            if let Some(key) = attempt.key() {
+                headers.insert(IDEMPOTENCY_KEY, key.clone());
+            }
             let id = post.id.clone().unwrap_or_default();
             self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
             if !attempt.start(Route { id, headers: headers.clone() }) {
@@ -165,7 +168,7 @@ impl TrackedClient {
             sent.await
         };
         if let Err(error) = &result
-            && post.attempt.is_none()
+            && !post.is_call()
         {
             *self.shared.last_fault.lock() = Some(error_text(error));
         }
@@ -311,11 +314,14 @@ impl TrackedClient {
 impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
-    fn observe(&self, event: &Sse) -> bool {
+    fn observe(&self, event: &mut Sse) -> bool {
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
+            if let (None, Stage::Answered(message)) = (attempt.value().key(), &stage) {
+                event.data = Some(listing::readable(message).to_string());
+            }
             attempt.settle(stage);
         }
         is_readable

@@ -22,11 +22,14 @@
     )
 )]
 
+pub mod address;
 pub mod apply;
 pub mod ask;
+pub mod asking;
 pub mod binding;
 pub mod call;
 pub mod commit;
+pub mod dialect;
 pub mod envelope;
 pub mod event;
 pub mod fact;
@@ -40,9 +43,11 @@ pub mod outcome;
 pub mod refusal;
 pub mod result;
 pub mod sampling;
+pub mod schema;
 pub mod spec;
 pub mod status;
 pub mod step;
+pub mod tighten;
 pub mod time;
 pub mod tool_result;
 

@@ -2,8 +2,8 @@
 //! that refuses says why.
 
 use super::ask::SampleRequest;
+use super::asking::SamplingApproval;
 use super::envelope::Envelope;
-use super::offer::SamplingApproval;
 use super::spec::McpEntry;
 use super::time::Timestamp;
 

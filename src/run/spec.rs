@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::asking::{Elicitation, Sampling};
 pub use super::limits::Limits;
-use super::offer::{Elicitation, Sampling};
 
 /// The declared part of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ pub struct ModelSpec {
     /// The provider's name of the model.
     #[schema(min_length = 1, max_length = 200)]
     pub name: String,
-    /// Name of the run-scoped secret that holds the key.
+    /// Name of the secret that holds the key: a run-scoped one, or a stored one whose hosts include the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
     /// Another address that speaks the same protocol; `https` unless the operator allows the host.
@@ -289,6 +289,9 @@ pub struct McpEntry {
     /// Whether the server is believed about the effects of tools whose class is not declared here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust_annotations: bool,
+    /// What the run itself says of them beside `server`: the stricter of both holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_class: Option<PerTool<SideEffectClass>>,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,
@@ -329,20 +332,20 @@ impl McpEntry {
     }
 }
 
-/// How an MCP server is told who asks; the value is a run-scoped secret.
+/// How an MCP server is told who asks; the value is a run-scoped secret, or a stored one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "scheme", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum McpAuth {
     /// `Authorization: Bearer SECRET`.
     Bearer {
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
     /// A header of the caller's choice.
     Header {
         /// The header's name.
         header: String,
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
 }

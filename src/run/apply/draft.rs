@@ -125,6 +125,7 @@ impl<'a> Draft<'a> {
     /// Opens the revision that follows, of what the servers serve now, and tells how it differs.
     pub(super) fn rebind(&mut self, served: Binding, drift: Drift, warnings: Vec<Warning>) {
         let (next, hidden) = served.following(&self.envelope.binding);
+        let (next, set_aside) = next.offered_to(self.envelope.spec.model.provider);
         let revision = next.revision;
         self.bind(next);
         self.envelope.head.state.catalog_failures = 0;
@@ -132,6 +133,7 @@ impl<'a> Draft<'a> {
         self.event(EventBody::BindingRevised { revision, added, removed, changed });
         self.warn_of_new(warnings);
         self.warn_of_new(hidden);
+        self.warn_of_new(set_aside);
     }
 
     pub(super) fn progress(&mut self) {

@@ -9,13 +9,13 @@ use crate::run::ask::{
     Ask, Asked, ClosedInput, Input, InputAction, InputAnswered, InputMode, MAX_OPEN, MAX_ROUNDS, OpenInput, Question,
     Questions, Reply,
 };
+use crate::run::asking::Elicitation;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::EventBody;
 use crate::run::fact::InputAnswer;
 use crate::run::ids::{Actor, CallKey};
-use crate::run::offer::Elicitation;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
 use crate::run::time::Timestamp;

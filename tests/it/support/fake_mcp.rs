@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -208,6 +208,11 @@ impl FakeMcp {
         self.on_list(move |_| Reply::Result(json!({ "tools": tools })));
     }
 
+    /// A handle by which a script changes what is served.
+    pub(crate) fn lists(&self) -> Lists {
+        Lists(Arc::downgrade(&self.state))
+    }
+
     /// Answers stream requests (GET) with a stream on which `announce` can be heard.
     pub(crate) fn let_listen(&self) {
         let announced = self.state.announced.subscribe();
@@ -271,6 +276,18 @@ impl FakeMcp {
             };
             let outcome = tokio::time::timeout(Duration::from_secs(10), waiting).await;
             assert!(outcome.is_ok(), "{place}: not seen within 10 s; seen: {:#?}", self.seen());
+        }
+    }
+}
+
+/// What a server serves, for its own scripts.
+pub(crate) struct Lists(Weak<State>);
+
+impl Lists {
+    /// Serves these tools from now on.
+    pub(crate) fn serve(&self, tools: Vec<Value>) {
+        if let Some(state) = self.0.upgrade() {
+            *state.lists.lock() = Box::new(move |_| Reply::Result(json!({ "tools": tools })));
         }
     }
 }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::run::apply::{NewRun, admit};
 use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
-use crate::run::binding::{Binding, Hints, ServedCatalog, ServedTool, merge};
+use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
@@ -34,9 +34,9 @@ pub(super) fn binding(tools: &[&str]) -> Binding {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
-        hints: Hints::default(),
+        ..ServedTool::default()
     };
-    let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
+    let catalog = ServedCatalog { tools: tools.iter().map(served).collect(), ..ServedCatalog::default() };
     merge(vec![entry], &[Some(Arc::new(catalog))]).0
 }
 
