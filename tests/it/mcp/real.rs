@@ -94,7 +94,7 @@ async fn fastmcp_executes_each_call_once_and_sees_its_key() {
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
     let catalog = pool.catalog(&acme(), &target, FRESH).await.unwrap();
     let names: Vec<&str> = catalog.tools.iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["charge", "lookup_order", "slow", "fail"]);
+    assert_eq!(names, ["charge", "lookup_order", "slow", "ask", "fail"]);
     assert_eq!(catalog.tools[0].description.as_deref(), Some("Charge the card on file."));
 
     let charged = output(call(&pool, &target, "charge", json!({ "amount": 5 })).await);
