@@ -10,6 +10,7 @@ mod mcp;
 mod model;
 mod protocol;
 mod runs;
+mod servers;
 mod source;
 mod store;
 mod support;

@@ -31,6 +31,30 @@ pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
     Some(Process::start(command).await)
 }
 
+/// A FastMCP server with a tool for each kind of trouble. `tests/world/bench_server.py` names its arguments.
+pub(crate) async fn bench_server(ledger: &Path, arguments: &[&str]) -> Option<Process> {
+    let python = testworld("py-tasks/bin/python")?;
+    let script = world("bench_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string(), "--ledger"]).arg(ledger).args(arguments);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
+/// A server of the official Python SDK that tells listeners of its list's changes.
+pub(crate) async fn listening_server() -> Option<Process> {
+    let python = testworld("py-servers/bin/python")?;
+    let script = world("listening_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string()]);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
 /// What the ledger server really did.
 pub(crate) fn ledger_lines(ledger: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(ledger).unwrap_or_default();
