@@ -1,6 +1,7 @@
 //! Every MCP server that the test world installs, each called through the whole product: the real binary, a scripted
 //! model, the REST interface. A server that could not be installed skips its test with a line that says so.
 
+mod conformance;
 mod everything;
 mod fastmcp;
 mod go;
@@ -31,10 +32,8 @@ async fn play(product: &Product, entry: Value, calls: &[(&str, Value)]) -> Playe
 
 /// The same with other fields of the run beside its model.
 async fn play_with(product: &Product, mut body: Value, calls: &[(&str, Value)]) -> Played {
-    let mut script: Vec<Value> = calls
-        .iter()
-        .map(|(tool, arguments)| json!({"tool_calls": [{"name": tool, "arguments": arguments}]}))
-        .collect();
+    let mut script: Vec<Value> =
+        calls.iter().map(|(tool, arguments)| json!({"tool_calls": [{"name": tool, "arguments": arguments}]})).collect();
     script.push(json!({"text": "Done."}));
     body["model"] = json!({"provider": "scripted", "name": "a-model", "script": script});
     body["input"] = json!("Call what there is.");

@@ -106,11 +106,7 @@ async fn the_sequential_thinking_server_takes_a_thought() {
 #[tokio::test]
 async fn a_server_that_talks_on_its_output_is_understood() {
     let (_folder, path) = folder();
-    let calls = [
-        ("add", json!({"a": 1, "b": 2})),
-        ("echo", json!({"message": "hi"})),
-        ("echo", json!({})),
-    ];
+    let calls = [("add", json!({"a": 1, "b": 2})), ("echo", json!({"message": "hi"})), ("echo", json!({}))];
     let Some(played) = played("npm/node_modules/.bin/mcp-hello-world", &[], &path, &calls).await else { return };
     assert_eq!(played.tools(), ["add", "debug", "echo"]);
     assert_eq!((played.text(1), played.text(2)), ("The sum is: 3", "You said: hi"));
