@@ -24,6 +24,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
