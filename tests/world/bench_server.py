@@ -2,8 +2,8 @@
 
 Tools: add (structured), slow (progress), put (idempotent write), charge (not idempotent), fail, big, ask (elicitation),
 tool_add and tool_remove (the list changes while it runs). Arguments: --port PORT, and as needed --stdio, --tasks (`slow`
-may run as a task; needs fastmcp[tasks]), --event-store (streams can be resumed), --stateless, --json, --ledger FILE (one
-JSON line for each write that really happened).
+may run as a task; needs fastmcp[tasks]), --event-store (streams can be resumed), --stateless, --json, --sessions (the newer era
+is refused, as by a server that never heard of it), --ledger FILE (one JSON line for each write that really happened).
 """
 
 import argparse
@@ -25,6 +25,7 @@ parser.add_argument("--tasks", action="store_true")
 parser.add_argument("--event-store", action="store_true")
 parser.add_argument("--stateless", action="store_true")
 parser.add_argument("--json", action="store_true")
+parser.add_argument("--sessions", action="store_true")
 parser.add_argument("--ledger")
 options = parser.parse_args()
 
@@ -155,6 +156,25 @@ async def tool_remove(name: str, ctx: Context) -> str:
     return "removed " + name
 
 
+def with_sessions_only(app):
+    """The same server, but what is said in the newer era is refused before it gets there."""
+
+    async def refuse(send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        error = {"code": -32000, "message": "Bad Request: Server not initialized"}
+        body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+        await send({"type": "http.response.body", "body": body})
+
+    async def call(scope, receive, send) -> None:
+        if scope["type"] == "http" and (b"mcp-protocol-version", b"2026-07-28") in scope["headers"]:
+            await refuse(send)
+        else:
+            await app(scope, receive, send)
+
+    return call
+
+
 def main() -> None:
     if options.stdio:
         server.run(transport="stdio", show_banner=False)
@@ -167,6 +187,8 @@ def main() -> None:
 
         how.update(event_store=EventStore(), retry_interval=300)
     app = server.http_app(transport="http", **how)
+    if options.sessions:
+        app = with_sessions_only(app)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", timeout_graceful_shutdown=1)
 
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{play, product};
+use super::{Played, play, play_with, product};
 use crate::support::counterparts::{bench_server, ledger_lines, listening_server};
 use crate::support::process::Process;
 
@@ -36,12 +36,49 @@ async fn carries_calls(server: Process, ledger: &Path) {
 }
 
 #[tokio::test]
-async fn fastmcp_carries_each_kind_of_call_over_sessions_plain_json_and_resumable_streams() {
-    for arguments in [&[] as &[&str], &["--stateless", "--json"], &["--event-store"]] {
+async fn fastmcp_carries_each_kind_of_call_in_both_eras_in_plain_json_and_on_streams() {
+    for arguments in [&[] as &[&str], &["--stateless", "--json"], &["--sessions"], &["--sessions", "--event-store"]] {
         let folder = tempfile::tempdir().unwrap();
         let ledger = folder.path().join("ledger.jsonl");
         let Some(server) = bench_server(&ledger, arguments).await else { return };
         carries_calls(server, &ledger).await;
+    }
+}
+
+/// What became of a run during which the server got another tool.
+async fn grown(arguments: &[&str], on_catalog_change: &str) -> Option<Played> {
+    let folder = tempfile::tempdir().unwrap();
+    let server = bench_server(&folder.path().join("ledger.jsonl"), arguments).await?;
+    let (_database, product) = product().await;
+    let calls = [
+        ("tool_add", json!({"name": "extra"})),
+        // With sessions the change is told on another stream than the answer: it has the time of this call to arrive.
+        ("slow", json!({"seconds": 0.5})),
+        ("extra", json!({"x": "1"})),
+    ];
+    let body = json!({"mcp": [{"url": server.url("/mcp")}], "on_catalog_change": on_catalog_change});
+    Some(play_with(&product, body, &calls).await)
+}
+
+#[tokio::test]
+async fn a_tool_that_fastmcp_adds_during_a_run_is_offered_where_changes_are_accepted_in_both_eras() {
+    for arguments in [&[] as &[&str], &["--sessions"]] {
+        let Some(played) = grown(arguments, "accept").await else { return };
+        let played = played.completed();
+        assert_eq!(played.run["binding"]["revision"], 2, "{}", played.run);
+        assert!(played.tools().contains(&"extra"), "{:?}", played.tools());
+        assert_eq!(played.text(3), "extra:1");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_fastmcp_adds_during_a_run_stops_it_where_changes_are_not_accepted_in_both_eras() {
+    for arguments in [&[] as &[&str], &["--sessions"]] {
+        let Some(played) = grown(arguments, "stop").await else { return };
+        let end = (&played.run["status"], &played.run["reason"], &played.run["binding"]["revision"]);
+        assert_eq!(end, (&json!("stopped"), &json!("mcp-catalog-changed"), &json!(1)), "{}", played.run);
+        assert_eq!(played.text(1), "added extra");
+        assert!(!played.receipts.iter().any(|receipt| receipt["tool"] == "extra"), "{:?}", played.receipts);
     }
 }
 
@@ -51,7 +88,7 @@ async fn the_official_python_server_reads_and_stops_at_the_gate() {
     let (_database, product) = product().await;
     let calls = [("echo", json!({"text": "vé😀"})), ("grow", json!({"name": "more"})), ("echo", json!({"text": 7}))];
     let body = json!({"mcp": [{"url": server.url("/mcp")}], "on_catalog_change": "accept"});
-    let played = super::play_with(&product, body, &calls).await.completed();
+    let played = play_with(&product, body, &calls).await.completed();
     assert_eq!(played.text(1), "vé😀");
     assert_eq!(played.text(2), "added more");
     played.stopped_at_the_gate(3);
