@@ -29,6 +29,7 @@ use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
 use crate::store::retention::{Keep, Retention};
+use crate::store::wake::Hint;
 use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
@@ -45,6 +46,12 @@ const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Event streams that one actor may have open at once.
 const STREAMS_PER_ACTOR: usize = 10_000;
+
+/// Least time between two looks at what other nodes changed of servers and secrets.
+const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a server does not start whose keys are not those that sealed what is stored.
+const KEYS_DO_NOT_OPEN: &str = "COUNTERSIGN_MASTER_KEYS does not open the stored secrets";
 
 /// How shared connections to MCP servers are kept.
 const POOL: PoolSettings = PoolSettings {
@@ -155,6 +162,9 @@ impl App {
             let (store, node, ended) = (Arc::clone(&self.store), self.executor.node(), self.ended.clone());
             self.tracker.spawn(async move { store.hint_carry(node, ended).await });
         }
+        let (store, dispatch) = (Arc::clone(&self.store), Arc::clone(&self.commands.dispatch));
+        let heeding = async move { heed_registry(&*store, &dispatch).await };
+        self.tracker.spawn(self.ended.clone().run_until_cancelled_owned(heeding));
         let (pool, ended) = (Arc::clone(&self.pool), self.ended.clone());
         self.tracker.spawn(async move { pool.keep_tidy(ended).await });
         Ok(())
@@ -306,10 +316,23 @@ impl Server {
     }
 }
 
+/// Lets go of what was looked up when another node changed a server or a secret.
+async fn heed_registry(store: &dyn Store, dispatch: &Dispatch) {
+    loop {
+        store.hints().heard(Hint::Registry).await;
+        dispatch.registry_changed();
+        // Changes that come close together make one reading of what is in use.
+        tokio::time::sleep(REGISTRY_PAUSE).await;
+    }
+}
+
 /// Refuses to start when stored secrets cannot be read: a wrong key would only show when a run needs its secret.
 async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> {
     for (tenant, uid, sealed) in store.secret_samples().await.context("COUNTERSIGN_DATABASE_URL")? {
-        keys.open(&tenant, uid, &sealed).context("COUNTERSIGN_MASTER_KEYS does not open the stored secrets")?;
+        keys.open(&tenant, uid, &sealed).context(KEYS_DO_NOT_OPEN)?;
+    }
+    for (tenant, stored) in store.stored_secret_samples().await.context("COUNTERSIGN_DATABASE_URL")? {
+        keys.open_stored(&tenant, &stored).context(KEYS_DO_NOT_OPEN)?;
     }
     Ok(())
 }

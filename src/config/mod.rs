@@ -217,6 +217,16 @@ impl Config {
         url.ok_or(ConfigFaults(reader.faults))
     }
 
+    /// The master keys alone, for `countersign secrets rotate`.
+    ///
+    /// # Errors
+    /// Missing or unreadable keys.
+    pub fn keys_from_env(env: &impl Fn(&str) -> Option<String>) -> Result<KeyRing, ConfigFaults> {
+        let mut reader = Reader::new(env);
+        let keys = master_keys(&mut reader);
+        keys.ok_or(ConfigFaults(reader.faults))
+    }
+
     /// What `countersign token` needs.
     ///
     /// # Errors

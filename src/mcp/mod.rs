@@ -10,6 +10,7 @@ mod outcome;
 mod outline;
 mod pool;
 mod shape;
+mod sight;
 mod transport;
 mod wire;
 
@@ -26,6 +27,7 @@ use crate::run::spec::Timeouts;
 
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
+pub use sight::Sighting;
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
 pub const LOG_DIRECTIVE: &str = "rmcp=error";
@@ -44,6 +46,8 @@ pub struct McpTarget {
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
     /// it.
     pub private_to: Option<(RunUid, Fence)>,
+    /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
+    pub origin: Option<String>,
 }
 
 /// One call of a tool.

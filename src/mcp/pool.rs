@@ -49,6 +49,8 @@ pub struct McpPool {
 /// The place of one connection.
 struct Slot {
     private_to: Option<(RunUid, Fence)>,
+    /// Whose it is, and what it was looked up by.
+    origin: Option<(TenantId, String)>,
     held: Mutex<Held>,
 }
 
@@ -60,8 +62,8 @@ struct Held {
 }
 
 /// A connection in use: while it is held the pool does not close it.
-struct Lease {
-    connection: Arc<Connection>,
+pub(super) struct Lease {
+    pub(super) connection: Arc<Connection>,
     slot: Arc<Slot>,
     is_new: bool,
 }
@@ -187,6 +189,21 @@ impl McpPool {
         (outcome, remedy)
     }
 
+    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
+    /// go on; whoever comes next connects anew.
+    pub fn retire(&self, tenant: &TenantId, origin: &str) {
+        self.slots.retain(|_, slot| {
+            let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);
+            if is_meant
+                && let Ok(held) = slot.held.try_lock()
+                && let Some(connection) = &held.connection
+            {
+                connection.retire();
+            }
+            !is_meant
+        });
+    }
+
     /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
     /// this node too, stay.
     pub async fn release_run(&self, uid: RunUid, fence: Fence) {
@@ -242,7 +259,7 @@ impl McpPool {
         futures::future::join_all(closing).await;
     }
 
-    async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+    pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::new("The server is shutting down."));
         }
@@ -281,10 +298,10 @@ impl McpPool {
     }
 
     fn slot(&self, tenant: &TenantId, target: &McpTarget) -> Arc<Slot> {
-        let entry = self
-            .slots
-            .entry(key_of(tenant, target))
-            .or_insert_with(|| Arc::new(Slot { private_to: target.private_to, held: Mutex::new(Held::default()) }));
+        let entry = self.slots.entry(key_of(tenant, target)).or_insert_with(|| {
+            let origin = target.origin.clone().map(|origin| (tenant.clone(), origin));
+            Arc::new(Slot { private_to: target.private_to, origin, held: Mutex::new(Held::default()) })
+        });
         Arc::clone(entry.value())
     }
 
@@ -397,6 +414,7 @@ mod tests {
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
+            origin: None,
         };
         let changes: [fn(&mut McpTarget); 7] = [
             |target| target.url = "https://b.example/mcp".parse().unwrap(),
@@ -418,6 +436,11 @@ mod tests {
         reordered.headers.reverse();
         reordered.headers[1].0 = "x-a".to_owned();
         reordered.timeouts.call_ms += 1;
-        assert_eq!(key_of(&acme, &reordered), key, "order, case and call limits are no part of it");
+        reordered.origin = Some("server/a".to_owned());
+        assert_eq!(
+            key_of(&acme, &reordered),
+            key,
+            "order, case, call limits and what it was looked up by are no part of it"
+        );
     }
 }

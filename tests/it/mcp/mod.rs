@@ -51,6 +51,7 @@ pub(crate) fn target(url: &str) -> McpTarget {
         secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),
         timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },
         private_to: None,
+        origin: None,
     }
 }
 
