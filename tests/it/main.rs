@@ -11,6 +11,7 @@ mod model;
 mod protocol;
 mod registry;
 mod runs;
+mod servers;
 mod source;
 mod store;
 mod support;
