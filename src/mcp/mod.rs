@@ -28,9 +28,6 @@ use crate::run::spec::Timeouts;
 pub use pool::McpPool;
 pub use sight::Sighting;
 
-/// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
-pub const LOG_DIRECTIVE: &str = "rmcp=error";
-
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
 pub struct McpTarget {
