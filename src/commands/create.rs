@@ -10,6 +10,7 @@ use super::faults::{Faults, LATER};
 use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::dispatch::Watched;
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
@@ -83,7 +84,8 @@ impl Commands {
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        match (self.admit(admission, envelope, seat).await?, kept) {
+        let watched = catalogs.watched;
+        match (self.admit(admission, envelope, watched, seat).await?, kept) {
             (Admitted::Created | Admitted::NotTaken, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
@@ -97,6 +99,7 @@ impl Commands {
         &self,
         admission: Admission,
         envelope: Envelope,
+        watched: Watched,
         seat: Option<Seat>,
     ) -> Result<Admitted, CommandError> {
         let (store, hub, executor) = (Arc::clone(&self.store), Arc::clone(&self.hub), Arc::clone(&self.executor));
@@ -113,7 +116,7 @@ impl Commands {
             match (&admitted, seat) {
                 (Admitted::Created, Some(seat)) => {
                     tell(announced, &commit);
-                    executor.begin(seat, claim, envelope);
+                    executor.begin(seat, claim, envelope, watched);
                 }
                 (Admitted::Created | Admitted::NotTaken, _) => {
                     tell(announced, &commit);

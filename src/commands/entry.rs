@@ -59,6 +59,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         replay: request.replay,
         side_effect_class: request.side_effect_class,
         own_class: None,
+        trust_annotations: request.trust_annotations.unwrap_or(false),
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default().or_default(),
     })
@@ -79,6 +80,7 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
         replay: request.replay,
         side_effect_class: request.side_effect_class,
         required: request.required,
+        trust_annotations: request.trust_annotations,
         connect_ms: timeouts.connect_ms,
         call_ms: timeouts.call_ms,
         call_total_ms: timeouts.call_total_ms,
@@ -108,7 +110,6 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
     });
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
-    faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
     faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);
     let denies = request.elicitation.as_deref().is_none_or(|mode| mode == "deny");
     faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");

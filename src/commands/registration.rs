@@ -51,7 +51,7 @@ pub struct PutServer {
     pub require_approval: Option<Value>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
-    /// Whether the server's hints may relax the class: not in this version.
+    /// Whether the server is believed about the effects of tools whose class is not declared here.
     pub trust_annotations: Option<bool>,
     /// Time limits.
     pub timeouts: Option<TimeoutsRequest>,

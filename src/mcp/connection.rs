@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::attempt::{Attempt, Stage};
-use super::catalog::CatalogCache;
+use super::catalog::{Announcements, CatalogCache};
 use super::outcome::Ended;
 use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
@@ -58,7 +58,7 @@ pub(super) struct Connection {
 
 /// What a server may tell us unasked.
 struct Listener {
-    stale: Arc<AtomicBool>,
+    announcements: Arc<Announcements>,
 }
 
 impl ClientHandler for Listener {
@@ -70,7 +70,7 @@ impl ClientHandler for Listener {
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
-        self.stale.store(true, Ordering::Release);
+        self.announcements.announce();
     }
 }
 
@@ -96,10 +96,10 @@ impl Connection {
             settings.max_result_bytes,
             DISCOVER_PATIENCE.min(patience / 2),
         );
-        let stale = Arc::new(AtomicBool::new(false));
+        let announcements = Arc::<Announcements>::default();
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
         let lifecycle = lifecycle_of(is_old_era);
-        let opening = Listener { stale: Arc::clone(&stale) }.serve_with_lifecycle(transport, lifecycle);
+        let opening = Listener { announcements: Arc::clone(&announcements) }.serve_with_lifecycle(transport, lifecycle);
         let service = match tokio::time::timeout(patience, opening).await {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -121,7 +121,7 @@ impl Connection {
             service: Mutex::new(Some(service)),
             retired: AtomicBool::new(false),
             opened: Instant::now(),
-            catalog: CatalogCache::new(stale),
+            catalog: CatalogCache::new(announcements),
         })
     }
 

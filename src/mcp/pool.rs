@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::catalog::Subscription;
 use super::connection::{CallLimits, Connection};
 use super::outcome::{Remedy, classify};
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
@@ -90,18 +91,31 @@ impl McpPool {
         target: &McpTarget,
         max_age: Duration,
     ) -> Result<Arc<ServedCatalog>, McpFault> {
+        self.read(tenant, target, max_age).await.map(|(catalog, _)| catalog)
+    }
+
+    /// The same, with what it takes to hear whether the reading still holds.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub async fn read(
+        &self,
+        tenant: &TenantId,
+        target: &McpTarget,
+        max_age: Duration,
+    ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
-        let lease = self.lease(tenant, target).await?;
-        match lease.connection.tools(max_age, patience).await {
-            Ok(catalog) => Ok(catalog),
+        let mut lease = self.lease(tenant, target).await?;
+        let mut read = lease.connection.tools(max_age, patience).await;
+        if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
-            Err(fault) if lease.is_new => Err(fault),
-            Err(_stale) => {
-                lease.drop_connection().await;
-                let lease = self.lease(tenant, target).await?;
-                lease.connection.tools(max_age, patience).await
-            }
+            lease.drop_connection().await;
+            lease = self.lease(tenant, target).await?;
+            read = lease.connection.tools(max_age, patience).await;
         }
+        let reading = read?;
+        let subscription = Subscription::new(lease.connection, &reading);
+        Ok((reading.catalog, subscription))
     }
 
     /// Calls a tool and says what is known of it afterwards. What was certainly not executed is tried again where that
@@ -175,8 +189,7 @@ impl McpPool {
         (outcome, remedy)
     }
 
-    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
-    /// go on; whoever comes next connects anew.
+    /// Takes connections out of use that were looked up by this and lead elsewhere now; calls on them go on.
     pub fn retire(&self, tenant: &TenantId, origin: &str) {
         self.slots.retain(|_, slot| {
             let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);

@@ -286,6 +286,9 @@ pub struct McpEntry {
     /// What the run itself says of them beside `server`: the stricter of both holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_class: Option<PerTool<SideEffectClass>>,
+    /// Whether the server is believed about the effects of tools whose class is not declared here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust_annotations: bool,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,
@@ -336,15 +339,6 @@ pub enum McpAuth {
         /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
-}
-
-impl McpAuth {
-    /// The name of the secret that is needed.
-    pub fn secret(&self) -> &str {
-        match self {
-            Self::Bearer { secret } | Self::Header { secret, .. } => secret,
-        }
-    }
 }
 
 /// What a run may use over its whole life.

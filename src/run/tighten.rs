@@ -22,6 +22,8 @@ pub struct Beside {
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
     /// `true` where the registration says `false`.
     pub required: Option<bool>,
+    /// `false` where the registration says `true`.
+    pub trust_annotations: Option<bool>,
     /// Shorter limits, in milliseconds.
     pub connect_ms: Option<u64>,
     /// Shorter limits, in milliseconds.
@@ -40,17 +42,21 @@ pub struct Looser {
 }
 
 impl McpEntry {
-    /// What one of its tools may do to the world: of what was registered and what the run says the stricter.
-    pub fn class_of(&self, server_tool: &str) -> SideEffectClass {
-        let said = self.side_effect_class.as_ref().and_then(|class| class.of(server_tool)).unwrap_or_default();
+    /// Of the class that a tool has otherwise and what the run itself says beside a registered server the stricter.
+    pub fn stricter(&self, server_tool: &str, class: SideEffectClass) -> SideEffectClass {
         let own = self.own_class.as_ref().and_then(|class| class.of(server_tool));
-        own.map_or(said, |own| own.max(said))
+        own.map_or(class, |own| own.max(class))
     }
 
     /// Whether a repeat of one of its tools was declared harmless. A run that calls it irreversible takes that back.
-    pub fn may_repeat(&self, server_tool: &str) -> bool {
+    pub fn may_repeat(&self, server_tool: &str, class: SideEffectClass) -> bool {
         let declared = self.replay.as_ref().and_then(|replay| replay.of(server_tool)).is_some();
-        declared && self.class_of(server_tool) != SideEffectClass::IrreversibleAction
+        declared && class != SideEffectClass::IrreversibleAction
+    }
+
+    /// The class that was declared for a tool, or the default: a server's own hints make no difference here.
+    fn declared_class(&self, server_tool: &str) -> SideEffectClass {
+        self.side_effect_class.as_ref().and_then(|class| class.of(server_tool)).unwrap_or_default()
     }
 }
 
@@ -75,6 +81,9 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
     if beside.required == Some(false) && registered.required {
         faults.push(looser("/required", "the server is registered as required"));
     }
+    if beside.trust_annotations == Some(true) && !registered.trust_annotations {
+        faults.push(looser("/trust_annotations", "the server's own hints are not trusted by its registration"));
+    }
     let timeouts = shorter(registered.timeouts, &beside, &mut faults);
     if !faults.is_empty() {
         return Err(faults);
@@ -89,6 +98,7 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
         input_schemas: both(registered.input_schemas.clone(), beside.input_schemas),
         own_class: beside.side_effect_class,
         required: beside.required.unwrap_or(registered.required),
+        trust_annotations: beside.trust_annotations.unwrap_or(registered.trust_annotations),
         timeouts,
         ..registered.clone()
     })
@@ -110,7 +120,7 @@ fn looser_class(registered: &McpEntry, own: Option<&PerTool<SideEffectClass>>, f
     match own {
         None => {}
         Some(PerTool::Each(map)) => {
-            let looser_ones = map.iter().filter(|(tool, class)| **class < registered.class_of(tool));
+            let looser_ones = map.iter().filter(|(tool, class)| **class < registered.declared_class(tool));
             faults.extend(looser_ones.map(|(tool, _)| looser(format!("/side_effect_class/{}", escaped(tool)), DETAIL)));
         }
         Some(PerTool::All(class)) => {
@@ -218,7 +228,10 @@ mod tests {
         let fields = json!({ "side_effect_class": "idempotent_write", "replay": "idempotent" });
         let own = classes(json!({ "refund": "irreversible_action", "ship": "non_idempotent_write" }));
         let entry = tighten("orders", &registered(fields), own).unwrap();
-        let of = |tool: &str| (entry.class_of(tool), entry.may_repeat(tool));
+        let of = |tool: &str| {
+            let class = entry.stricter(tool, entry.declared_class(tool));
+            (class, entry.may_repeat(tool, class))
+        };
         assert_eq!(of("refund"), (SideEffectClass::IrreversibleAction, false));
         assert_eq!(of("ship"), (SideEffectClass::NonIdempotentWrite, true));
         assert_eq!(of("other"), (SideEffectClass::IdempotentWrite, true));
@@ -239,6 +252,11 @@ mod tests {
         let required = |required| Beside { required: Some(required), ..Beside::default() };
         check(json!({}), required(false), &["/required"]);
         check(json!({ "required": false }), required(true), &[]);
+        let trust = |trust| Beside { trust_annotations: Some(trust), ..Beside::default() };
+        check(json!({}), trust(true), &["/trust_annotations"]);
+        check(json!({ "trust_annotations": true }), trust(true), &[]);
+        let entry = tighten("orders", &registered(json!({ "trust_annotations": true })), trust(false)).unwrap();
+        assert!(!entry.trust_annotations);
     }
 
     #[test]

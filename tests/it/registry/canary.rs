@@ -67,8 +67,11 @@ async fn echoing() -> FakeMcp {
     fake.on_call(answer);
     fake.on_list(|seen| {
         let mut tools: Vec<Value> = TOOLS.iter().map(|name| tool(name)).collect();
-        tools[0]["description"] = json!(echo(seen));
-        tools[0]["inputSchema"] = json!({ "type": "object", "description": echo(seen) });
+        // Of its own session nothing, or each connection would have other tools.
+        let told: Vec<&str> =
+            ["authorization", "x-api-key"].iter().filter_map(|name| Some(seen.headers.get(*name)?.as_str())).collect();
+        tools[0]["description"] = json!(told.join(" "));
+        tools[0]["inputSchema"] = json!({ "type": "object", "description": told.join(" ") });
         Reply::Result(json!({ "tools": tools }))
     });
     fake

@@ -2,10 +2,10 @@
 
 use countersign::run::ids::{Actor, TenantId};
 use countersign::run::time::Timestamp;
-use countersign::store::{AuditFilter, AuditRow};
 use countersign::store::registry::{
     Registration, SealedPlace, SealedRow, SecretDeletion, SecretInfo, ServerPut, StoredSecret,
 };
+use countersign::store::{AuditFilter, AuditRow};
 use serde_json::json;
 
 use crate::support::database::{Database, both_stores};
