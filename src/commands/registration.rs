@@ -8,6 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::{EntryRequest, TimeoutsRequest};
+use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass};
 
 /// How a registered server is spoken to.
@@ -51,14 +52,14 @@ pub struct PutServer {
     pub require_approval: Option<Value>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
-    /// Whether the server is believed about the effects of tools whose class is not declared here.
+    /// Whether the server's `readOnlyHint` and `idempotentHint` may relax a class that is not declared.
     pub trust_annotations: Option<bool>,
     /// Time limits.
     pub timeouts: Option<TimeoutsRequest>,
-    /// `deny`; `ask` is not in this version.
-    pub elicitation: Option<String>,
-    /// Model calls for the server: not in this version.
-    pub sampling: Option<Value>,
+    /// Whether the server may ask people (`deny`).
+    pub elicitation: Option<Elicitation>,
+    /// The model that the server may have asked; left out: none.
+    pub sampling: Option<Sampling>,
     /// Rules for its calls in every run: not in this version.
     pub policies: Option<Vec<Value>>,
 }

@@ -8,7 +8,8 @@ use url::Url;
 
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
-use crate::mcp::McpTarget;
+use crate::mcp::{McpTarget, Offers};
+use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::run::spec::{McpAuth, McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
@@ -46,7 +47,7 @@ impl Dispatch {
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         if let Some(name) = &entry.server {
-            return self.registered_target(tenant, name, entry, secrets).await;
+            return self.registered_target(tenant, name, entry, Some(drive), secrets).await;
         }
         let url = address_of(entry)?;
         let credential = match &entry.auth {
@@ -57,7 +58,7 @@ impl Dispatch {
         let origin = entry.auth.as_ref().filter(|_| is_stored).map(|auth| secret_origin(auth.secret()));
         let private_to = credential.as_ref().filter(|credential| credential.is_the_runs).map(|_| drive);
         let secret = entry.auth.as_ref().zip(credential.as_ref()).map(|(auth, credential)| (auth, &credential.value));
-        Ok(put_together(entry, entry, url, secret, secrets, Whose { private_to, origin }))
+        Ok(put_together(entry, entry, url, secret, secrets, Whose { drive: Some(drive), private_to, origin }))
     }
 
     async fn registered_target(
@@ -65,6 +66,7 @@ impl Dispatch {
         tenant: &TenantId,
         name: &str,
         entry: &McpEntry,
+        drive: Option<Drive>,
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         let server = self.server(tenant, name, Duration::MAX).await?;
@@ -75,7 +77,7 @@ impl Dispatch {
             (Some(_), Err(why)) => return Err(why.clone()),
             (Some(auth), Ok(Some(opened))) => Some((auth, value_for(opened, auth.secret(), &url)?)),
         };
-        let whose = Whose { private_to: None, origin: Some(server_origin(name)) };
+        let whose = Whose { drive, private_to: None, origin: Some(server_origin(name)) };
         Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
     }
 
@@ -191,7 +193,7 @@ impl Dispatch {
         let unreachable = |message: String| Some(Unreachable { server: name.to_owned(), message });
         let entry = self.registered(tenant, name).await.map_err(unreachable)?.ok_or(None)?;
         let looking = async {
-            let target = self.registered_target(tenant, name, &entry, &RunSecrets::new()).await?;
+            let target = self.registered_target(tenant, name, &entry, None, &RunSecrets::new()).await?;
             let sighting = self.pool.sight(tenant, &target.reached).await;
             let mut sighting = sighting.map_err(|fault| target.told.text(&fault.to_string()).into_owned())?;
             target.told.value(&mut sighting.server_info);
@@ -209,6 +211,7 @@ impl Dispatch {
 
 /// Which runs a connection may serve, and what it was looked up by.
 struct Whose {
+    drive: Option<Drive>,
     private_to: Option<Drive>,
     origin: Option<String>,
 }
@@ -229,12 +232,17 @@ fn put_together(
         McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
     });
     let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret.map(|(_, value)| value)));
+    let asks = Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() };
+    // Where no run is, nothing can be asked of it.
+    let offers = if whose.drive.is_some() { asks } else { Offers::default() };
     let reached = McpTarget {
         url,
         headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         secret_header,
         timeouts: entry.timeouts,
-        private_to: whose.private_to,
+        // The credential is the run's own, or its server may ask this run: so is the connection.
+        private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
+        offers,
         origin: whose.origin,
     };
     Target { reached, told }

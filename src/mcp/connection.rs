@@ -10,12 +10,13 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
-    ClientConfig, ClientRequest, Implementation, JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
+    CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientConfig,
+    ClientRequest, CustomRequest, CustomResult, ElicitRequestParams, ElicitResult, ErrorData, Implementation,
+    JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
 };
 use rmcp::service::{
     ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, PeerRequestOptions,
-    RunningService, ServiceError,
+    RequestContext, RunningService, ServiceError,
 };
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
@@ -25,6 +26,7 @@ use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::asks::{Asker, SampleParams, SampleResult};
 use super::attempt::{Attempt, Stage};
 use super::catalog::{Announcements, CatalogCache};
 use super::outcome::Ended;
@@ -56,17 +58,42 @@ pub(super) struct Connection {
     pub(super) catalog: CatalogCache,
 }
 
-/// What a server may tell us unasked.
+/// What a server may tell us unasked, and ask.
 struct Listener {
     announcements: Arc<Announcements>,
+    asker: Asker,
 }
 
 impl ClientHandler for Listener {
     fn get_info(&self) -> ClientConfig {
         let ours = Implementation::new("countersign", env!("CARGO_PKG_VERSION"));
         // The newest revision that still has a handshake; the newer era is asked for by `server/discover`.
-        ClientConfig::new(ClientCapabilities::default(), ours)
+        ClientConfig::new(self.asker.capabilities(), ours)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn create_message(
+        &self,
+        params: SampleParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<SampleResult, ErrorData> {
+        self.asker.sample(params, context).await
+    }
+
+    async fn create_elicitation(
+        &self,
+        params: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        self.asker.elicit(params, context).await
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CustomResult, ErrorData> {
+        self.asker.custom(request, context).await
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
@@ -99,7 +126,9 @@ impl Connection {
         let announcements = Arc::<Announcements>::default();
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
         let lifecycle = lifecycle_of(is_old_era);
-        let opening = Listener { announcements: Arc::clone(&announcements) }.serve_with_lifecycle(transport, lifecycle);
+        let asker = Asker::new(target.offers, client.clone());
+        let listener = Listener { announcements: Arc::clone(&announcements), asker };
+        let opening = listener.serve_with_lifecycle(transport, lifecycle);
         let service = match tokio::time::timeout(patience, opening).await {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -145,6 +174,11 @@ impl Connection {
         &self.peer
     }
 
+    /// Whatever happens to the future that holds it, the attempt leaves the table of those that are out.
+    pub(super) fn enter<'a>(&'a self, attempt: &'a Attempt) -> Entry<'a> {
+        Entry { client: &self.client, attempt }
+    }
+
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault()
@@ -187,9 +221,8 @@ impl Connection {
         let Ok(key) = HeaderValue::try_from(request.idempotency_key.as_str()) else {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
-        let attempt = Attempt::new(key, request.may_leave.clone());
-        // Whatever happens to this future, the call leaves the table of those that are out.
-        let _entry = Entry { client: &self.client, attempt: &attempt };
+        let attempt = Attempt::new(key, request.may_leave.clone(), request.asks.clone());
+        let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
             Ok(handle) => handle,
@@ -241,7 +274,8 @@ pub(super) struct CallLimits {
     pub(super) cancel_grace: Duration,
 }
 
-struct Entry<'a> {
+/// A call or a listing in the table of those that are out.
+pub(super) struct Entry<'a> {
     client: &'a TrackedClient,
     attempt: &'a Attempt,
 }
@@ -261,7 +295,10 @@ fn end_of(error: Option<&ServiceError>) -> Ended {
 }
 
 fn tool_call(request: &ToolRequest, attempt: &Arc<Attempt>) -> ClientRequest {
-    let params = CallToolRequestParams::new(request.server_tool.clone()).with_arguments(request.arguments.clone());
+    let mut params = CallToolRequestParams::new(request.server_tool.clone()).with_arguments(request.arguments.clone());
+    if let Some(continuation) = &request.continuation {
+        params = continuation.put_into(params);
+    }
     let mut call = CallToolRequest::new(params);
     call.extensions.insert(Arc::clone(attempt));
     ClientRequest::CallToolRequest(call)
@@ -270,7 +307,9 @@ fn tool_call(request: &ToolRequest, attempt: &Arc<Attempt>) -> ClientRequest {
 fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
     let mut meta: JsonObject = request.meta.clone();
     meta.insert(META_KEY.to_owned(), request.idempotency_key.clone().into());
-    PeerRequestOptions::with_timeout(limits.idle)
+    // Whoever waits for a person shows no sign of life meanwhile.
+    let idle = if request.asks.is_some() { limits.total } else { limits.idle };
+    PeerRequestOptions::with_timeout(idle)
         .reset_timeout_on_progress()
         .with_max_total_timeout(limits.total)
         .with_meta(RequestMetaObject::from(meta))

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::catalog::Subscription;
 use super::connection::{CallLimits, Connection};
 use super::outcome::{Remedy, classify};
+use super::schemas::Schemas;
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
@@ -43,6 +44,8 @@ pub struct McpPool {
     slots: DashMap<Key, Arc<Slot>>,
     /// Servers that speak only the older era: they are not asked again. By address.
     old_era: DashMap<String, ()>,
+    /// Compiled schemas of tools, for whoever checks their arguments and results.
+    schemas: Arc<Schemas>,
     closing: CancellationToken,
 }
 
@@ -77,8 +80,14 @@ impl McpPool {
             settings,
             slots: DashMap::new(),
             old_era: DashMap::new(),
+            schemas: Arc::default(),
             closing: CancellationToken::new(),
         })
+    }
+
+    /// The compiled schemas of tools.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        Arc::clone(&self.schemas)
     }
 
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
@@ -106,12 +115,12 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection.tools(max_age, patience).await;
+        let mut read = lease.connection.tools(&self.schemas, max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             lease = self.lease(tenant, target).await?;
-            read = lease.connection.tools(max_age, patience).await;
+            read = lease.connection.tools(&self.schemas, max_age, patience).await;
         }
         let reading = read?;
         let subscription = Subscription::new(lease.connection, &reading);
@@ -178,7 +187,8 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection.attempt(request, limits, cancel).await;
-        let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
+        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
+        let (outcome, remedy) = classify(stage, ended, promised.as_ref());
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());
@@ -374,6 +384,7 @@ fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         None => add(b""),
     }
     add(&target.timeouts.connect_ms.to_be_bytes());
+    add(&[u8::from(target.offers.elicitation), u8::from(target.offers.sampling)]);
     if let Some((uid, fence)) = target.private_to {
         add(uid.0.as_bytes());
         add(&fence.0.to_be_bytes());
@@ -414,8 +425,11 @@ mod tests {
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
             origin: None,
+            offers: super::super::Offers::default(),
         };
-        let changes: [fn(&mut McpTarget); 7] = [
+        let changes: [fn(&mut McpTarget); 9] = [
+            |target| target.offers.sampling = true,
+            |target| target.offers.elicitation = true,
             |target| target.url = "https://b.example/mcp".parse().unwrap(),
             |target| target.headers[0].1 = "3".to_owned(),
             |target| target.headers.truncate(1),

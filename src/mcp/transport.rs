@@ -22,9 +22,11 @@ use serde_json::{Value, json};
 use sse_stream::Sse;
 use url::Url;
 
+use super::AskDoor;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
+use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
@@ -95,6 +97,15 @@ impl TrackedClient {
         self.shared.session_lost.load(Ordering::Acquire)
     }
 
+    /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
+    pub(super) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        let calls = &self.shared.calls;
+        if let Some(id) = request {
+            return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
+        }
+        calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {
@@ -138,7 +149,9 @@ impl TrackedClient {
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Some(attempt) = &post.attempt {
-            headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+            if let Some(key) = attempt.key() {
+                headers.insert(IDEMPOTENCY_KEY, key.clone());
+            }
             let id = post.id.clone().unwrap_or_default();
             self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
             if !attempt.start(Route { id, headers: headers.clone() }) {
@@ -155,7 +168,7 @@ impl TrackedClient {
             sent.await
         };
         if let Err(error) = &result
-            && post.attempt.is_none()
+            && !post.is_call()
         {
             *self.shared.last_fault.lock() = Some(error_text(error));
         }
@@ -301,11 +314,14 @@ impl TrackedClient {
 impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
-    fn observe(&self, event: &Sse) -> bool {
+    fn observe(&self, event: &mut Sse) -> bool {
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
+            if let (None, Stage::Answered(message)) = (attempt.value().key(), &stage) {
+                event.data = Some(listing::readable(message).to_string());
+            }
             attempt.settle(stage);
         }
         is_readable

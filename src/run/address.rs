@@ -1,6 +1,6 @@
-//! Where a model is spoken to, and which secret a server is told: what decides where secrets may go.
+//! Where a model is spoken to: what decides whether a secret may go there.
 
-use super::spec::{McpAuth, ModelSpec, Provider};
+use super::spec::{ModelSpec, Provider};
 
 impl Provider {
     /// Where the protocol is spoken when a run names no address; `None` for turns that leave nowhere.
@@ -18,14 +18,5 @@ impl ModelSpec {
     pub fn address(&self) -> Option<&str> {
         let own = self.base_url.as_deref().filter(|_| self.provider != Provider::Scripted);
         own.or(self.provider.address())
-    }
-}
-
-impl McpAuth {
-    /// The name of the secret that is needed.
-    pub fn secret(&self) -> &str {
-        match self {
-            Self::Bearer { secret } | Self::Header { secret, .. } => secret,
-        }
     }
 }

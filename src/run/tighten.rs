@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::asking::Elicitation;
+use super::binding::Hints;
 use super::spec::{McpEntry, PerTool, Replay, SideEffectClass, Timeouts};
 
 /// What a run says beside `server`. What is left out stays as registered.
@@ -20,10 +22,12 @@ pub struct Beside {
     pub replay: Option<PerTool<Replay>>,
     /// Stricter classes.
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
-    /// `true` where the registration says `false`.
-    pub required: Option<bool>,
     /// `false` where the registration says `true`.
     pub trust_annotations: Option<bool>,
+    /// `true` where the registration says `false`.
+    pub required: Option<bool>,
+    /// `deny` where the registration says `ask`.
+    pub elicitation: Option<Elicitation>,
     /// Shorter limits, in milliseconds.
     pub connect_ms: Option<u64>,
     /// Shorter limits, in milliseconds.
@@ -42,21 +46,19 @@ pub struct Looser {
 }
 
 impl McpEntry {
-    /// Of the class that a tool has otherwise and what the run itself says beside a registered server the stricter.
-    pub fn stricter(&self, server_tool: &str, class: SideEffectClass) -> SideEffectClass {
+    /// What one of its tools may do to the world: of what was registered and what the run says the stricter. What a
+    /// server claims (`hints`) counts only where nothing was declared and whoever registered it believes it.
+    pub fn class_of(&self, server_tool: &str, hints: &Hints) -> SideEffectClass {
+        let claimed = if self.trust_annotations { hints.class() } else { SideEffectClass::default() };
+        let said = self.side_effect_class.as_ref().and_then(|class| class.of(server_tool)).unwrap_or(claimed);
         let own = self.own_class.as_ref().and_then(|class| class.of(server_tool));
-        own.map_or(class, |own| own.max(class))
+        own.map_or(said, |own| own.max(said))
     }
 
     /// Whether a repeat of one of its tools was declared harmless. A run that calls it irreversible takes that back.
-    pub fn may_repeat(&self, server_tool: &str, class: SideEffectClass) -> bool {
+    pub fn may_repeat(&self, server_tool: &str) -> bool {
         let declared = self.replay.as_ref().and_then(|replay| replay.of(server_tool)).is_some();
-        declared && class != SideEffectClass::IrreversibleAction
-    }
-
-    /// The class that was declared for a tool, or the default: a server's own hints make no difference here.
-    fn declared_class(&self, server_tool: &str) -> SideEffectClass {
-        self.side_effect_class.as_ref().and_then(|class| class.of(server_tool)).unwrap_or_default()
+        declared && self.class_of(server_tool, &Hints::default()) != SideEffectClass::IrreversibleAction
     }
 }
 
@@ -82,7 +84,10 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
         faults.push(looser("/required", "the server is registered as required"));
     }
     if beside.trust_annotations == Some(true) && !registered.trust_annotations {
-        faults.push(looser("/trust_annotations", "the server's own hints are not trusted by its registration"));
+        faults.push(looser("/trust_annotations", "the server is registered as one whose hints are not believed"));
+    }
+    if beside.elicitation == Some(Elicitation::Ask) && registered.elicitation == Elicitation::Deny {
+        faults.push(looser("/elicitation", "the server is registered as one that may not ask"));
     }
     let timeouts = shorter(registered.timeouts, &beside, &mut faults);
     if !faults.is_empty() {
@@ -96,9 +101,10 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
         headers: BTreeMap::new(),
         tools: beside.tools.or_else(|| registered.tools.clone()),
         input_schemas: both(registered.input_schemas.clone(), beside.input_schemas),
+        elicitation: beside.elicitation.unwrap_or(registered.elicitation),
+        trust_annotations: beside.trust_annotations.unwrap_or(registered.trust_annotations),
         own_class: beside.side_effect_class,
         required: beside.required.unwrap_or(registered.required),
-        trust_annotations: beside.trust_annotations.unwrap_or(registered.trust_annotations),
         timeouts,
         ..registered.clone()
     })
@@ -120,7 +126,7 @@ fn looser_class(registered: &McpEntry, own: Option<&PerTool<SideEffectClass>>, f
     match own {
         None => {}
         Some(PerTool::Each(map)) => {
-            let looser_ones = map.iter().filter(|(tool, class)| **class < registered.declared_class(tool));
+            let looser_ones = map.iter().filter(|(tool, class)| **class < registered.class_of(tool, &Hints::default()));
             faults.extend(looser_ones.map(|(tool, _)| looser(format!("/side_effect_class/{}", escaped(tool)), DETAIL)));
         }
         Some(PerTool::All(class)) => {
@@ -228,10 +234,7 @@ mod tests {
         let fields = json!({ "side_effect_class": "idempotent_write", "replay": "idempotent" });
         let own = classes(json!({ "refund": "irreversible_action", "ship": "non_idempotent_write" }));
         let entry = tighten("orders", &registered(fields), own).unwrap();
-        let of = |tool: &str| {
-            let class = entry.stricter(tool, entry.declared_class(tool));
-            (class, entry.may_repeat(tool, class))
-        };
+        let of = |tool: &str| (entry.class_of(tool, &Hints::default()), entry.may_repeat(tool));
         assert_eq!(of("refund"), (SideEffectClass::IrreversibleAction, false));
         assert_eq!(of("ship"), (SideEffectClass::NonIdempotentWrite, true));
         assert_eq!(of("other"), (SideEffectClass::IdempotentWrite, true));
@@ -254,9 +257,10 @@ mod tests {
         check(json!({ "required": false }), required(true), &[]);
         let trust = |trust| Beside { trust_annotations: Some(trust), ..Beside::default() };
         check(json!({}), trust(true), &["/trust_annotations"]);
-        check(json!({ "trust_annotations": true }), trust(true), &[]);
-        let entry = tighten("orders", &registered(json!({ "trust_annotations": true })), trust(false)).unwrap();
-        assert!(!entry.trust_annotations);
+        check(json!({ "trust_annotations": true }), trust(false), &[]);
+        let elicitation = |mode| Beside { elicitation: Some(mode), ..Beside::default() };
+        check(json!({}), elicitation(Elicitation::Ask), &["/elicitation"]);
+        check(json!({ "elicitation": "ask" }), elicitation(Elicitation::Deny), &[]);
     }
 
     #[test]
