@@ -44,9 +44,6 @@ pub use progress::ProgressSink;
 pub use sight::Sighting;
 pub use task::TaskRequest;
 
-/// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
-pub const LOG_DIRECTIVE: &str = "rmcp=error";
-
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
 pub struct McpTarget {

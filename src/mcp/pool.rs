@@ -197,8 +197,7 @@ impl McpPool {
         (outcome, remedy)
     }
 
-    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
-    /// go on; whoever comes next connects anew.
+    /// Takes connections out of use that were looked up by this and lead elsewhere now; calls on them go on.
     pub fn retire(&self, tenant: &TenantId, origin: &str) {
         self.slots.retain(|_, slot| {
             let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);

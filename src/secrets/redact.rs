@@ -127,6 +127,7 @@ impl Redactor {
             tool.output_schema.iter_mut().for_each(|schema| self.value(schema));
             tool.unusable.iter_mut().chain(&mut tool.notes).for_each(|text| self.string(text));
         }
+        clean.unnamed.iter_mut().for_each(|text| self.string(text));
         Some(clean)
     }
 

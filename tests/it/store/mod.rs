@@ -13,5 +13,6 @@ mod journal;
 mod leases;
 mod pages;
 mod payloads;
+mod registry;
 mod retention;
 mod schema;
