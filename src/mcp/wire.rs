@@ -125,6 +125,9 @@ impl Post {
         if let Some(object) = value.as_object_mut() {
             object.insert("id".to_owned(), ours);
         }
+        if self.is_discover && !is_error && !completes_discovery(&mut value) {
+            return Ok(self.old_era("the answer to server/discover names no revision"));
+        }
         self.settle(Stage::Answered(value.clone()));
         if self.is_list {
             value = listing::readable(&value);
@@ -165,6 +168,24 @@ impl Post {
         let id = self.id.clone().and_then(|id| serde_json::from_value(id).ok());
         StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, id), None)
     }
+}
+
+/// Whether this is an answer to `server/discover` at all: servers of the older era answer what they do not know with a
+/// result that is empty, too. Fields that only say how long it may be kept are added where a server left them out.
+fn completes_discovery(answer: &mut Value) -> bool {
+    let Some(result) = answer.get_mut("result").and_then(Value::as_object_mut) else { return false };
+    if !result.get("supportedVersions").is_some_and(Value::is_array) {
+        return false;
+    }
+    for (field, default) in [
+        ("resultType", Value::from("complete")),
+        ("capabilities", Value::Object(serde_json::Map::new())),
+        ("ttlMs", Value::from(0)),
+        ("cacheScope", Value::from("private")),
+    ] {
+        result.entry(field).or_insert(default);
+    }
+    true
 }
 
 /// The answer that an event of a stream brings, as the server wrote it, with its id; and whether the event may be read
