@@ -11,8 +11,10 @@ use tracing_subscriber::EnvFilter;
 use crate::config::LogFormat;
 
 /// What is logged unless the operator says otherwise: libraries that log payloads are kept to warnings.
-const DEFAULT_FILTER: &str =
-    "info,rmcp=off,rig_core=error,hyper=warn,hyper_util=warn,h2=warn,reqwest=warn,rustls=warn,sqlx=warn";
+const DEFAULT_FILTER: &str = "info,hyper=warn,hyper_util=warn,h2=warn,reqwest=warn,rustls=warn,sqlx=warn";
+
+/// Libraries that log whole messages at levels that an operator may ask for: secrets would stand in them.
+const NEVER_LOGGED: [&str; 2] = ["rmcp", "rig_core"];
 
 /// Bounds of request times, in seconds.
 const SECONDS: [f64; 11] = [0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0];
@@ -45,7 +47,7 @@ pub enum TelemetryFault {
 /// # Errors
 /// `Filter`, `Started`.
 pub fn start_logs(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryFault> {
-    let filter = EnvFilter::try_new(filter.unwrap_or(DEFAULT_FILTER));
+    let filter = EnvFilter::try_new(without_payloads(filter.unwrap_or(DEFAULT_FILTER)));
     let filter = filter.map_err(|fault| TelemetryFault::Filter(fault.to_string()))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
@@ -53,6 +55,14 @@ pub fn start_logs(format: LogFormat, filter: Option<&str>) -> Result<(), Telemet
         LogFormat::Text => builder.with_ansi(false).with_target(false).try_init(),
     };
     started.map_err(|fault| TelemetryFault::Started(fault.to_string()))
+}
+
+/// The operator's filter without what logs payloads, whatever it says of that.
+fn without_payloads(filter: &str) -> String {
+    let names_none = |directive: &&str| !NEVER_LOGGED.iter().any(|library| directive.trim().starts_with(library));
+    let kept = filter.split(',').filter(names_none).map(str::to_owned);
+    let off = NEVER_LOGGED.iter().map(|library| format!("{library}=off"));
+    kept.chain(off).collect::<Vec<_>>().join(",")
 }
 
 /// Counts from now on. Call `run_upkeep` of the answer every few seconds: nobody else does.
@@ -83,7 +93,15 @@ mod tests {
 
     #[test]
     fn the_default_filter_reads() {
-        assert!(EnvFilter::try_new(DEFAULT_FILTER).is_ok());
+        assert!(EnvFilter::try_new(without_payloads(DEFAULT_FILTER)).is_ok());
+    }
+
+    #[test]
+    fn what_logs_payloads_stays_off_whatever_the_operator_says() {
+        assert_eq!(without_payloads("debug"), "debug,rmcp=off,rig_core=off");
+        let asked = "info,rmcp=trace, rmcp::transport=debug,rig_core[span]=debug,sqlx=debug";
+        assert_eq!(without_payloads(asked), "info,sqlx=debug,rmcp=off,rig_core=off");
+        assert!(EnvFilter::try_new(without_payloads("x=nonsense")).is_err(), "a typing error is still told");
     }
 
     #[test]

@@ -16,21 +16,24 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::{Map, Value};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::{MayLeave, News, Sighting};
+pub use crate::mcp::schemas::Schema;
+pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
 pub use declared::{Declared, NothingDeclared};
 pub use gate::Gate;
 pub use registry::SecretFault;
 
-use crate::mcp::{McpPool, Subscription, ToolRequest};
+use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, TaskRequest, ToolRequest};
 use crate::net::Egress;
 use crate::oauth::Tokens;
+use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
-use crate::run::outcome::{Outcome, ToolError};
+use crate::run::outcome::{Cause, Outcome, ToolError};
 use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
@@ -103,6 +106,26 @@ pub struct Caller {
     pub run: RunId,
     /// Whether its node may still send for it.
     pub may_leave: MayLeave,
+    /// Where servers' questions go that may ask the run.
+    pub asks: mpsc::Sender<ServerAsk>,
+}
+
+/// What a call that is out is watched by.
+pub struct Out {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// Hears how far it has come.
+    pub progress: ProgressSink,
+}
+
+/// How a task is waited for.
+pub struct Wait {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// How long the call is out already.
+    pub waited: Duration,
+    /// Whether the server named the task just now, and wants to be left alone at first.
+    pub is_new: bool,
 }
 
 /// Reaches servers for runs.
@@ -133,6 +156,11 @@ impl Dispatch {
     pub fn with_declared(mut self, declared: Arc<dyn Declared>) -> Self {
         self.registry.declared = declared;
         self
+    }
+
+    /// The gate of one leg.
+    pub fn gate(&self) -> Gate {
+        Gate::new(self.pool.schemas())
     }
 
     /// Whether the server may reach that address at all.
@@ -175,7 +203,9 @@ impl Dispatch {
         let mut read = Catalogs::default();
         for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
             match outcome {
-                Ok(one) => read.push(one),
+                Ok(one) => {
+                    read.push(one);
+                }
                 Err(unreachable) if entry.required => return Err(unreachable),
                 Err(unreachable) => {
                     read.push((None, None));
@@ -243,6 +273,34 @@ impl Dispatch {
         }
     }
 
+    /// Waits for the end of a call that its server goes on with by itself.
+    pub async fn follow(
+        &self,
+        caller: &Caller,
+        binding: &Binding,
+        call: &Call,
+        secrets: &RunSecrets,
+        wait: Wait,
+    ) -> Outcome {
+        let (Some(task), Some((entry, request))) = (&call.task, prepare(caller, binding, call)) else {
+            return Outcome::Unknown(Cause::LostResponse);
+        };
+        let target = self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await;
+        let target = match target {
+            Ok(target) => target,
+            Err(message) => {
+                tracing::warn!(run = %caller.uid.0, %message, "a task cannot be asked for");
+                return Outcome::Unknown(Cause::LostResponse);
+            }
+        };
+        let total = Duration::from_millis(entry.timeouts.call_total_ms).saturating_sub(wait.waited);
+        let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
+        let task =
+            TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
+        let outcome = self.pool.follow(&caller.tenant, &target.reached, &task, wait.cancel).await;
+        target.told().outcome(outcome)
+    }
+
     /// Sends one call whose receipt is stored, and waits for what comes of it.
     pub async fn send(
         &self,
@@ -250,14 +308,15 @@ impl Dispatch {
         binding: &Binding,
         call: &Call,
         secrets: &RunSecrets,
-        cancel: CancellationToken,
+        out: Out,
     ) -> Outcome {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
+        let request = ToolRequest { progress: out.progress, ..request };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(target) => {
-                let outcome = self.pool.call(&caller.tenant, &target.reached, request, cancel).await;
+                let outcome = self.pool.call(&caller.tenant, &target.reached, request, out.cancel).await;
                 target.told().outcome(outcome)
             }
             Err(why) => {
@@ -291,10 +350,20 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         arguments: call.input.as_object().cloned().unwrap_or_default(),
         meta,
         idempotency_key: key,
+        input_schema: tool.input_schema.clone(),
+        progress: ProgressSink::none(),
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
+        asks: entry.offers_asks().then(|| AskDoor { call: call.key, sender: caller.asks.clone() }),
+        continuation: call.asked.as_deref().map(continuation),
     };
     Some((entry, request))
+}
+
+/// The replies to what the server asked in its last round.
+fn continuation(asked: &Asked) -> Continuation {
+    let replied = |(name, question): (&String, &Question)| Some((name.clone(), question.reply.clone()?));
+    Continuation { replies: asked.questions.iter().filter_map(replied).collect(), state: asked.state.clone() }
 }
 
 /// One trace a run, one span a logical call: attempts of one call share it.

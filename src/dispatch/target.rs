@@ -9,8 +9,9 @@ use url::Url;
 use super::credential::{Credential, credential};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
-use crate::mcp::McpTarget;
+use crate::mcp::{McpTarget, Offers};
 use crate::oauth::{ClientSecret, SecretOwner};
+use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
@@ -50,7 +51,7 @@ impl Dispatch {
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         if let Some(name) = &entry.server {
-            return self.registered_target(tenant, name, entry, secrets).await;
+            return self.registered_target(tenant, name, entry, Some(drive), secrets).await;
         }
         let url = address_of(entry)?;
         let secret = match &entry.auth {
@@ -64,7 +65,7 @@ impl Dispatch {
             Some((name, SecretOwner::Tenant { .. })) => (None, Some(secret_origin(name))),
         };
         let told = secret.map(|(auth, secret)| credential(&self.tokens, tenant, auth, &url, secret)).transpose()?;
-        Ok(put_together(entry, entry, url, told, secrets, Whose { private_to, origin }))
+        Ok(put_together(entry, entry, url, told, secrets, Whose { drive: Some(drive), private_to, origin }))
     }
 
     async fn registered_target(
@@ -72,6 +73,7 @@ impl Dispatch {
         tenant: &TenantId,
         name: &str,
         entry: &McpEntry,
+        drive: Option<Drive>,
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         let server = self.server(tenant, name, Duration::MAX).await?;
@@ -85,7 +87,7 @@ impl Dispatch {
                 Some(credential(&self.tokens, tenant, auth, &url, opened.of_client(auth.secret()))?)
             }
         };
-        let whose = Whose { private_to: None, origin: Some(server_origin(name)) };
+        let whose = Whose { drive, private_to: None, origin: Some(server_origin(name)) };
         Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
     }
 
@@ -205,7 +207,7 @@ impl Dispatch {
         let unreachable = |message: String| Some(Unreachable { server: name.to_owned(), message });
         let entry = self.registered(tenant, name).await.map_err(unreachable)?.ok_or(None)?;
         let looking = async {
-            let target = self.registered_target(tenant, name, &entry, &RunSecrets::new()).await?;
+            let target = self.registered_target(tenant, name, &entry, None, &RunSecrets::new()).await?;
             let sighting = self.pool.sight(tenant, &target.reached).await;
             let told = target.told();
             let mut sighting = sighting.map_err(|fault| told.text(&fault.to_string()).into_owned())?;
@@ -224,6 +226,7 @@ impl Dispatch {
 
 /// Which runs a connection may serve, and what it was looked up by.
 struct Whose {
+    drive: Option<Drive>,
     private_to: Option<Drive>,
     origin: Option<String>,
 }
@@ -240,13 +243,18 @@ fn put_together(
     let secret = told.as_ref().map(|told| &told.secret);
     let redactor = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret));
     let (secret_header, bearer) = told.map(|told| (told.header, told.bearer)).unwrap_or_default();
+    let asks = Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() };
+    // Where no run is, nothing can be asked of it.
+    let offers = if whose.drive.is_some() { asks } else { Offers::default() };
     let reached = McpTarget {
         url,
         headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         secret_header,
         bearer,
         timeouts: entry.timeouts,
-        private_to: whose.private_to,
+        // The credential is the run's own, or its server may ask this run: so is the connection.
+        private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
+        offers,
         origin: whose.origin,
     };
     Target { reached, told: redactor }

@@ -47,6 +47,8 @@ pub(super) struct ServerView {
     replay: Option<PerTool<Replay>>,
     /// What the tools may do to the world.
     side_effect_class: Option<PerTool<SideEffectClass>>,
+    /// Whether the server is believed about the effects of tools whose class is not declared here.
+    trust_annotations: bool,
     /// Whether a run needs it.
     required: bool,
     /// Time limits.
@@ -224,6 +226,7 @@ impl From<RegisteredServer> for ServerView {
             input_schemas: entry.input_schemas,
             replay: entry.replay,
             side_effect_class: entry.side_effect_class,
+            trust_annotations: entry.trust_annotations,
             required: entry.required,
             timeouts: entry.timeouts,
             policies: registration.policies,

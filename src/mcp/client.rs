@@ -1,4 +1,4 @@
-//! The transport as the protocol library calls it.
+//! The transport as the protocol library asks for it. Adds nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl StreamableHttpClient for TrackedClient {
         _auth: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), Fault> {
-        self.end_session(&session, custom).await
+        self.delete(&session, custom).await
     }
 
     async fn get_stream(

@@ -1,18 +1,30 @@
 //! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
 
+mod asks;
 mod attempt;
+mod authorized;
 mod bearer;
 mod body;
 mod catalog;
 mod client;
 mod connection;
+mod counted;
 pub mod demo;
+mod ears;
+mod era;
+mod handshake;
+mod listen;
 mod listening;
+mod listing;
 mod outcome;
 mod outline;
+mod params;
 mod pool;
+mod progress;
+pub mod schemas;
 mod shape;
 mod sight;
+mod task;
 mod transport;
 mod wire;
 
@@ -27,13 +39,13 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
 pub use bearer::{Bearer, BearerSource, BearerToken};
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
+pub use progress::ProgressSink;
 pub use sight::Sighting;
-
-/// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
-pub const LOG_DIRECTIVE: &str = "rmcp=error";
+pub use task::TaskRequest;
 
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
@@ -53,6 +65,24 @@ pub struct McpTarget {
     pub private_to: Option<(RunUid, Fence)>,
     /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
     pub origin: Option<String>,
+    /// What its server may ask of the run.
+    pub offers: Offers,
+}
+
+/// What a server may ask of the run whose own connection it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    /// Input of people.
+    pub elicitation: bool,
+    /// Samples of a model.
+    pub sampling: bool,
+}
+
+impl Offers {
+    /// Whether it may ask anything.
+    pub const fn any(self) -> bool {
+        self.elicitation || self.sampling
+    }
 }
 
 /// One call of a tool.
@@ -66,10 +96,18 @@ pub struct ToolRequest {
     pub meta: Map<String, Value>,
     /// Sent as the header `Idempotency-Key` of this request.
     pub idempotency_key: String,
+    /// The tool's schema of its arguments, as the server gave it: it may want some of them in headers too.
+    pub input_schema: Value,
+    /// Hears how far the call has come.
+    pub progress: ProgressSink,
     /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
     pub output_schema: Option<Value>,
     /// Whether the call may still leave.
     pub may_leave: MayLeave,
+    /// Where its server's questions go while it is out; `None`: it may ask nothing.
+    pub asks: Option<AskDoor>,
+    /// The replies to what the server answered the last attempt with.
+    pub continuation: Option<Continuation>,
 }
 
 /// Asked in the moment before a call leaves. A handshake, or a pause before a second attempt, may take longer than the

@@ -15,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::catalog::Subscription;
 use super::connection::{CallLimits, Connection};
+use super::era::Eras;
 use super::outcome::{Remedy, classify};
+use super::schemas::Schemas;
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
@@ -30,8 +32,6 @@ const REDIAL_PAUSE: Duration = Duration::from_millis(250);
 const SPREAD_MIN: Duration = Duration::from_millis(100);
 /// A handshake that failed sooner than this is tried again.
 const QUICK_FAULT: Duration = Duration::from_secs(1);
-/// Remembered eras; beyond that all are forgotten, which costs one question per server.
-const ERAS_MAX: usize = 10_000;
 
 type Key = [u8; 32];
 
@@ -39,10 +39,11 @@ type Key = [u8; 32];
 pub struct McpPool {
     http: reqwest::Client,
     egress: Egress,
-    settings: PoolSettings,
+    pub(super) settings: PoolSettings,
     slots: DashMap<Key, Arc<Slot>>,
-    /// Servers that speak only the older era: they are not asked again. By address.
-    old_era: DashMap<String, ()>,
+    /// Compiled schemas of tools, for whoever checks their arguments and results.
+    schemas: Arc<Schemas>,
+    eras: Arc<Eras>,
     closing: CancellationToken,
 }
 
@@ -76,9 +77,15 @@ impl McpPool {
             egress,
             settings,
             slots: DashMap::new(),
-            old_era: DashMap::new(),
+            schemas: Arc::default(),
+            eras: Arc::default(),
             closing: CancellationToken::new(),
         })
+    }
+
+    /// The compiled schemas of tools.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        Arc::clone(&self.schemas)
     }
 
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
@@ -106,12 +113,12 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection.tools(max_age, patience).await;
+        let mut read = lease.connection.tools(&self.schemas, max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             lease = self.lease(tenant, target).await?;
-            read = lease.connection.tools(max_age, patience).await;
+            read = lease.connection.tools(&self.schemas, max_age, patience).await;
         }
         let reading = read?;
         let subscription = Subscription::new(lease.connection, &reading);
@@ -178,7 +185,8 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection.attempt(request, limits, cancel).await;
-        let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
+        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
+        let (outcome, remedy) = classify(stage, ended, promised.as_ref());
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());
@@ -189,8 +197,7 @@ impl McpPool {
         (outcome, remedy)
     }
 
-    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
-    /// go on; whoever comes next connects anew.
+    /// Takes connections out of use that were looked up by this and lead elsewhere now; calls on them go on.
     pub fn retire(&self, tenant: &TenantId, origin: &str) {
         self.slots.retain(|_, slot| {
             let is_meant = slot.origin.as_ref().is_some_and(|(whose, by)| whose == tenant && by == origin);
@@ -306,22 +313,7 @@ impl McpPool {
     }
 
     async fn open(&self, target: &McpTarget) -> Result<Connection, McpFault> {
-        let server = target.url.as_str();
-        let is_old_era = self.old_era.contains_key(server);
-        let opened = Connection::open(&self.http, &self.egress, target, self.settings, is_old_era).await;
-        match &opened {
-            Ok(connection) if connection.has_sessions() => {
-                if self.old_era.len() >= ERAS_MAX {
-                    self.old_era.clear();
-                }
-                self.old_era.insert(server.to_owned(), ());
-            }
-            // The server may have moved on since: ask it again next time.
-            Ok(_) | Err(_) => {
-                self.old_era.remove(server);
-            }
-        }
-        opened
+        Connection::open(&self.http, &self.egress, target, self.settings, &self.eras).await
     }
 }
 
@@ -340,7 +332,7 @@ impl Held {
 
 impl Lease {
     /// Takes the connection out of the pool; calls that are out on it go on.
-    async fn drop_connection(&self) {
+    pub(super) async fn drop_connection(&self) {
         self.connection.retire();
         let mut held = self.slot.held.lock().await;
         if held.connection.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, &self.connection)) {
@@ -377,6 +369,7 @@ fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
     // A token is renewed under a connection; what it depends on is not.
     add(target.bearer.as_ref().map(|bearer| bearer.identity()).unwrap_or_default().as_slice());
     add(&target.timeouts.connect_ms.to_be_bytes());
+    add(&[u8::from(target.offers.elicitation), u8::from(target.offers.sampling)]);
     if let Some((uid, fence)) = target.private_to {
         add(uid.0.as_bytes());
         add(&fence.0.to_be_bytes());
@@ -418,8 +411,11 @@ mod tests {
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
             origin: None,
+            offers: super::super::Offers::default(),
         };
-        let changes: [fn(&mut McpTarget); 7] = [
+        let changes: [fn(&mut McpTarget); 9] = [
+            |target| target.offers.sampling = true,
+            |target| target.offers.elicitation = true,
             |target| target.url = "https://b.example/mcp".parse().unwrap(),
             |target| target.headers[0].1 = "3".to_owned(),
             |target| target.headers.truncate(1),

@@ -11,26 +11,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
-use futures::stream::BoxStream;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use futures::stream::{BoxStream, StreamExt as _};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
 use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
 use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sse_stream::Sse;
 use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::bearer::{Bearer, Pass, missing_scope, required};
 use super::body::{self, BodyFault};
-use super::listening::Listening;
+use super::ears::Ears;
+use super::listening::{Listening, Watch};
+use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, answer_in, describe, error_text,
-    fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
+    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, describe,
+    error_text, fault, header_text, headers_of, id_text, is_kind, own_headers, retry_after, says_other_era,
+    says_session_lost,
 };
-use crate::failpoint;
+use super::{AskDoor, McpTarget};
 use crate::net::{Challenge, Egress};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
@@ -58,6 +61,10 @@ struct Shared {
     /// What the last failed request of the connection itself (handshake, listing) failed of.
     last_fault: Mutex<Option<String>>,
     session_lost: AtomicBool,
+    /// Whether the server answered anything at all.
+    answered: AtomicBool,
+    /// What the listed tools lack that nobody may be offered.
+    ears: Arc<Ears>,
     listening: Listening,
     /// Where the token of every request comes from.
     bearer: Option<Bearer>,
@@ -67,25 +74,44 @@ impl TrackedClient {
     pub(super) fn new(
         http: reqwest::Client,
         egress: Egress,
-        url: Url,
+        target: &McpTarget,
         max_bytes: usize,
         discover_patience: Duration,
-        bearer: Option<Bearer>,
+        ears: Arc<Ears>,
     ) -> Self {
         let shared = Shared {
             http,
             egress,
-            url,
+            url: target.url.clone(),
             max_bytes,
             discover_patience,
             calls: DashMap::new(),
             told: DashSet::new(),
             last_fault: Mutex::new(None),
             session_lost: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            ears,
             listening: Listening::default(),
-            bearer,
+            bearer: target.bearer.clone(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    pub(super) fn bearer(&self) -> Option<&Bearer> {
+        self.shared.bearer.as_ref()
+    }
+
+    pub(super) fn request(&self, method: Method) -> reqwest::RequestBuilder {
+        self.shared.http.request(method, self.shared.url.clone())
+    }
+
+    pub(super) fn may_dial(&self) -> bool {
+        self.shared.egress.check(&self.shared.url).is_ok()
+    }
+
+    /// The library may send the cancellation of this call again: it was told.
+    pub(super) fn mark_told(&self, id: &Value) {
+        self.shared.told.insert(id_text(id));
     }
 
     /// What the last failed request of the connection itself failed of.
@@ -98,6 +124,20 @@ impl TrackedClient {
         self.shared.session_lost.load(Ordering::Acquire)
     }
 
+    /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
+    pub(super) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        let calls = &self.shared.calls;
+        if let Some(id) = request {
+            return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
+        }
+        calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
+    }
+
+    /// Whether the server answered anything at all.
+    pub(super) fn was_answered(&self) -> bool {
+        self.shared.answered.load(Ordering::Acquire)
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {
@@ -105,33 +145,6 @@ impl TrackedClient {
             self.shared.calls.remove(&id);
             self.shared.told.remove(&id);
         }
-    }
-
-    /// Tells the server that a call is not wanted any more, without ending our own wait for its answer.
-    pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
-        let Some(route) = attempt.route() else { return };
-        self.shared.told.insert(id_text(&route.id));
-        let message = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/cancelled",
-            "params": { "requestId": route.id, "reason": "the run was cancelled" },
-        });
-        let mut headers = route.headers;
-        headers.remove(IDEMPOTENCY_KEY);
-        let telling = async {
-            // The call may have been out for longer than its token was good.
-            if let Err(fault) = Pass::of(self.shared.bearer.as_ref(), &mut headers).await {
-                tracing::debug!(%fault, "a cancellation goes with the token of its call");
-            }
-            self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string()).send().await
-        };
-        failpoint::pass("mcp.cancel.before");
-        match tokio::time::timeout(patience, telling).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
-            Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
-        }
-        failpoint::pass("mcp.cancel.after");
     }
 
     pub(super) async fn post(
@@ -143,48 +156,27 @@ impl TrackedClient {
         if self.was_told(&message) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
-        let post = Post::of(message, session)?;
+        let mut post = Post::of(message, session)?;
+        post.is_modern = custom.contains_key(&METHOD);
+        if post.session.is_some() {
+            // The library asks for the stream of announcements as soon as there is a session.
+            self.shared.ears.expect();
+        }
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         let result = self.post_authorized(&post, headers).await;
         if let Err(error) = &result
-            && post.attempt.is_none()
+            && !post.is_call()
         {
             *self.shared.last_fault.lock() = Some(error_text(error));
         }
         result
     }
 
-    /// Posts with a token that is good, and once more with another when the server refuses that one: what is refused for
-    /// its token was certainly not executed.
-    async fn post_authorized(&self, post: &Post, mut headers: HeaderMap) -> Posted {
-        let mut pass = match Pass::of(self.shared.bearer.as_ref(), &mut headers).await {
-            Ok(pass) => pass,
-            Err(why) => return Err(post.turn_away(Stage::NotConnected(why.clone()), why)),
-        };
-        loop {
-            self.start(post, &mut headers)?;
-            let sent = self.send(post, headers.clone(), &pass);
-            let result = if post.is_discover {
-                tokio::time::timeout(self.shared.discover_patience, sent)
-                    .await
-                    .unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
-            } else {
-                sent.await
-            };
-            let Err(StreamableHttpError::AuthRequired(challenge)) = &result else { return result };
-            post.recall();
-            if let Err(why) = pass.renew(challenge, &mut headers).await {
-                let refusal = HttpRefusal { status: 401, message: Some(why.clone()), ..HttpRefusal::default() };
-                return Err(post.turn_away(Stage::Status(refusal), why));
-            }
-        }
-    }
-
     /// Marks a call as sent; from here on the server may have it.
-    fn start(&self, post: &Post, headers: &mut HeaderMap) -> Result<(), Fault> {
+    pub(super) fn start(&self, post: &Post, headers: &mut HeaderMap) -> Result<(), Fault> {
         let Some(attempt) = &post.attempt else { return Ok(()) };
-        headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+        own_headers(headers, attempt.headers());
         let id = post.id.clone().unwrap_or_default();
         let name = id_text(&id);
         self.shared.calls.insert(name.clone(), Arc::clone(attempt));
@@ -193,6 +185,15 @@ impl TrackedClient {
         }
         self.shared.calls.remove(&name);
         Err(fault("the call was given up before it was sent, or may not leave any more"))
+    }
+
+    pub(super) async fn send_in_time(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
+        let sent = self.send(post, headers, pass);
+        if !post.is_discover {
+            return sent.await;
+        }
+        let sent = tokio::time::timeout(self.shared.discover_patience, sent).await;
+        sent.unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
     }
 
     async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
@@ -217,6 +218,7 @@ impl TrackedClient {
                 return Err(fault(text));
             }
         };
+        self.shared.answered.store(true, Ordering::Release);
         let status = response.status();
         if !status.is_success() {
             return self.refused(post, response, pass).await;
@@ -237,7 +239,9 @@ impl TrackedClient {
         }
         let session = header_text(response.headers(), &SESSION);
         if is_kind(response.headers(), EVENT_STREAM) {
-            return Ok(StreamableHttpPostResponse::Sse(self.events(response, post.attempt.clone()), session));
+            let is_list = post.is_list;
+            let events = self.events(response, post.attempt.clone(), is_list);
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         if !is_kind(response.headers(), JSON) {
             return post.unreadable("the answer is neither JSON nor an event stream");
@@ -267,23 +271,29 @@ impl TrackedClient {
         let error =
             serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
         let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
-        let is_for_token = status == StatusCode::UNAUTHORIZED && pass.is_needed() && challenge.is_some();
-        let session_lost = post.session.is_some() && says_session_lost(status, &prefix) && !is_for_token;
-        if status == StatusCode::UNAUTHORIZED && !session_lost && pass.may_renew() {
+        let code = error.as_ref().and_then(|error| error.get("code")).and_then(Value::as_i64);
+        let forgotten =
+            post.session.is_some() && says_session_lost(status, &prefix) && !pass.explains(status, challenge.as_ref());
+        if !forgotten && pass.may_help(status) {
             return Err(StreamableHttpError::AuthRequired(required(challenge)));
         }
-        let message = missing_scope(status, challenge.as_ref()).or(message);
+        let lacks = missing_scope(status, challenge.as_ref());
+        let said = lacks.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        let message = lacks.or(message);
+        let session_lost = !post.is_discover && (forgotten || says_other_era(post, status, code, &prefix));
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
         }
-        let said = missing_scope(status, challenge.as_ref()).map(|why| format!(": {why}")).unwrap_or_default();
-        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message }));
+        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message, code }));
         // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
         if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Ok(post.discover_refused(error));
         }
-        if session_lost {
+        if forgotten {
             return Err(StreamableHttpError::SessionExpired);
+        }
+        if let Some(answer) = post.not_known(status, code) {
+            return Ok(answer);
         }
         Err(fault(format!("the server answered HTTP {}{said}", status.as_u16())))
     }
@@ -302,13 +312,9 @@ impl TrackedClient {
         last_event: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, SseEvent>, Fault> {
-        match &last_event {
-            Some(event) => {
-                if !self.shared.listening.may_resume(event) {
-                    return Err(StreamableHttpError::ServerDoesNotSupportSse);
-                }
-            }
-            None => tokio::time::sleep(self.shared.listening.pause()).await,
+        let is_first = last_event.is_none();
+        if !self.shared.listening.turn(last_event.as_deref()).await {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
         }
         self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
         let mut headers = headers_of(custom, session.as_deref())?;
@@ -317,15 +323,11 @@ impl TrackedClient {
                 HeaderValue::try_from(event).map_err(|_invalid| fault("an event id that no header can carry"))?;
             headers.insert(LAST_EVENT, value);
         }
-        let mut pass = Pass::of(self.shared.bearer.as_ref(), &mut headers).await.map_err(fault)?;
-        let response = loop {
-            let request = self.shared.http.get(self.shared.url.clone()).headers(headers.clone());
-            let response = request.send().await.map_err(|error| fault(describe(&error)))?;
-            if response.status() != StatusCode::UNAUTHORIZED || !pass.may_renew() {
-                break response;
-            }
-            pass.renew(&required(Challenge::of(response.headers())), &mut headers).await.map_err(fault)?;
-        };
+        let response = self.get_authorized(headers).await;
+        if !response.as_ref().is_ok_and(|response| response.status().is_success()) {
+            self.shared.ears.closed();
+        }
+        let response = response?;
         let status = response.status();
         // A client error does not go away by asking again; the library ends the stream on this error only.
         if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
@@ -334,46 +336,39 @@ impl TrackedClient {
         if !status.is_success() {
             return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
         }
-        Ok(self.events(response, None))
-    }
-
-    /// Tells the server that the session is over; that it cannot be told changes nothing.
-    pub(super) async fn end_session(
-        &self,
-        session: &str,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Fault> {
-        // The server forgot it; telling it so again only makes noise.
-        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
-            return Ok(());
+        if is_first {
+            self.shared.ears.opened();
         }
-        let mut headers = headers_of(custom, Some(session))?;
-        Pass::of(self.shared.bearer.as_ref(), &mut headers).await.map_err(fault)?;
-        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
-            Ok(_any_status) => Ok(()),
-            Err(error) => {
-                tracing::debug!(fault = %describe(&error), "a session could not be ended");
-                Ok(())
-            }
-        }
+        Ok(self.events(response, None, false))
     }
 
     /// The events of an answer: to this call, or of a stream that is listened to or resumed.
-    fn events(&self, response: reqwest::Response, own: Option<Arc<Attempt>>) -> BoxStream<'static, SseEvent> {
+    fn events(
+        &self,
+        response: reqwest::Response,
+        own: Option<Arc<Attempt>>,
+        is_list: bool,
+    ) -> BoxStream<'static, SseEvent> {
         let (observer, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
-        body::events(response, self.shared.max_bytes, move |event| observer.observe(event), overflow)
+        let events =
+            body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
+        events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
     }
 }
 
 impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
-    fn observe(&self, event: &Sse) -> bool {
+    fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
+            if let (true, Stage::Answered(message)) = (is_list, &stage) {
+                event.data = Some(listing::readable(message).to_string());
+            }
             attempt.settle(stage);
         }
         is_readable

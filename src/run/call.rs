@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
@@ -41,6 +42,16 @@ pub struct CallTarget {
     pub replay: bool,
 }
 
+/// Work that a server goes on with by itself: it is asked for its end, and the call is not repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// The server's name of it.
+    pub id: String,
+    /// How long the server wants to be left alone between two questions, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_ms: Option<u64>,
+}
+
 /// What is true of a call now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "kebab-case")]
@@ -57,6 +68,11 @@ pub enum Stage {
     /// The request may leave, or has left.
     Executing {
         /// When that was committed.
+        since: Timestamp,
+    },
+    /// The server answered with questions, and nothing of the call is out. Once each has its reply the call goes on.
+    Waiting {
+        /// Since when.
         since: Timestamp,
     },
     /// The backend answered.
@@ -93,6 +109,7 @@ impl Stage {
             Self::Rejected { .. } => "rejected",
             Self::Pending => "pending",
             Self::Executing { .. } => "executing",
+            Self::Waiting { .. } => "waiting",
             Self::Completed { .. } => "completed",
             Self::Failed { .. } => "failed",
             Self::Indeterminate { .. } => "indeterminate",
@@ -103,7 +120,7 @@ impl Stage {
     pub const fn is_settled(&self) -> bool {
         match self {
             Self::Rejected { .. } | Self::Completed { .. } | Self::Failed { .. } => true,
-            Self::Pending | Self::Executing { .. } | Self::Indeterminate { .. } => false,
+            Self::Pending | Self::Executing { .. } | Self::Waiting { .. } | Self::Indeterminate { .. } => false,
         }
     }
 }
@@ -123,6 +140,10 @@ pub struct Call {
     pub target: Option<CallTarget>,
     /// How often it was sent.
     pub attempt: u32,
+    /// What its server asked in its last round, with the replies: what the next attempt carries.
+    pub asked: Option<Box<Asked>>,
+    /// The work that the server began for the last attempt, when it named one.
+    pub task: Option<Task>,
     /// What is true of it now.
     pub stage: Stage,
     /// Who decided last how it goes on, when somebody did.
@@ -144,6 +165,19 @@ impl Call {
         harmless && self.attempt < MAX_ATTEMPTS
     }
 
+    /// Whether its server goes on with it by itself, and can be asked for the end by whoever drives the run.
+    pub fn is_deferred(&self) -> bool {
+        match &self.stage {
+            Stage::Executing { .. } => self.task.is_some(),
+            Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Waiting { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. }
+            | Stage::Indeterminate { .. } => false,
+        }
+    }
+
     /// Whether only a person can say how the call goes on.
     pub fn is_undecided(&self) -> bool {
         match &self.stage {
@@ -151,6 +185,7 @@ impl Call {
             Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
+            | Stage::Waiting { .. }
             | Stage::Completed { .. }
             | Stage::Failed { .. } => false,
         }
@@ -161,10 +196,12 @@ impl Call {
         self.is_undecided() || (ended && matches!(self.stage, Stage::Indeterminate { .. }))
     }
 
-    /// Whether the call is to be sent next: never sent, or unknown with the right to one more attempt.
+    /// Whether the call is to be sent next: never sent, its server's questions answered, or unknown with the right to one
+    /// more attempt.
     pub fn is_sendable(&self) -> bool {
         match &self.stage {
             Stage::Pending => true,
+            Stage::Waiting { .. } => self.asked.as_ref().is_some_and(|asked| asked.is_answered()),
             Stage::Indeterminate { .. } => !self.is_undecided(),
             Stage::Rejected { .. } | Stage::Executing { .. } | Stage::Completed { .. } | Stage::Failed { .. } => false,
         }

@@ -1,9 +1,10 @@
 //! What readers are told, in the order in which it became true. Committed before it is sent.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Number, Value};
 use utoipa::ToSchema;
 
+use super::ask::{Input, InputAnswered};
 use super::binding::Warning;
 use super::ids::{CallId, RunId};
 use super::message::TurnUsage;
@@ -65,6 +66,16 @@ pub enum EventBody {
         /// How often the call was sent, this time included.
         attempt: u32,
     },
+    /// A backend said how far a call has come.
+    ToolProgress {
+        /// The turn.
+        turn: u32,
+        /// The call's label.
+        call_id: CallId,
+        /// How far.
+        #[serde(flatten)]
+        progress: Progress,
+    },
     /// A call settled, or its outcome is unknown.
     ToolOutput {
         /// The turn.
@@ -112,6 +123,41 @@ pub enum EventBody {
         /// Who decided.
         actor: String,
     },
+    /// A server asks a person.
+    InputRequested {
+        /// What.
+        input: Input,
+    },
+    /// A server's question has its answer, or ended without one.
+    InputAnswered {
+        /// What became of it.
+        input: InputAnswered,
+    },
+    /// A server asked for a sample of a model.
+    Sampling {
+        /// The turn of the call that it is about.
+        turn: u32,
+        /// That call's label.
+        call_id: CallId,
+        /// The server.
+        server: String,
+        /// The model's name.
+        model: String,
+        /// `refused`; or `reserved`, and then `made` or `failed`.
+        decision: String,
+        /// Why it was refused or failed: a code.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// The same in words.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+        /// Tokens of the run's budget that are reserved for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserved_tokens: Option<u64>,
+        /// What it used.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<TurnUsage>,
+    },
     /// A changed catalog was accepted.
     BindingRevised {
         /// The new revision.
@@ -154,9 +200,13 @@ impl EventBody {
             Self::TurnStarted { .. } => "turn-started",
             Self::Part { .. } => "part",
             Self::ToolStarted { .. } => "tool-started",
+            Self::ToolProgress { .. } => "tool-progress",
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
+            Self::InputRequested { .. } => "input-requested",
+            Self::InputAnswered { .. } => "input-answered",
+            Self::Sampling { .. } => "sampling",
             Self::BindingRevised { .. } => "binding-revised",
             Self::Gap { .. } => "gap",
             Self::Result { .. } => "result",
@@ -208,6 +258,21 @@ pub enum Part {
         /// Why.
         error: RunError,
     },
+}
+
+/// How far a call has come, in the backend's own unit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// What is done.
+    #[schema(value_type = f64)]
+    pub progress: Number,
+    /// What there is to do, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub total: Option<Number>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// A call that waits for a person.

@@ -12,6 +12,7 @@ mod oauth;
 mod protocol;
 mod registry;
 mod runs;
+mod servers;
 mod source;
 mod store;
 mod support;

@@ -1,7 +1,7 @@
 //! A commit while it is written: every change of the envelope leaves its row or its event here.
 
 use crate::run::binding::{Binding, Drift, Warning};
-use crate::run::call::{Call, Stage};
+use crate::run::call::{Call, Stage, Task};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{Event, EventBody, Part};
@@ -82,8 +82,12 @@ impl<'a> Draft<'a> {
     pub(super) fn move_call(&mut self, key: CallKey, stage: Stage) {
         if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
             call.stage = stage;
+            let lets_ask = matches!(call.stage, Stage::Executing { .. } | Stage::Waiting { .. });
             if !self.made.contains(&key) && !self.moved.contains(&key) {
                 self.moved.push(key);
+            }
+            if !lets_ask {
+                self.end_asks(key);
             }
         }
     }
@@ -91,13 +95,34 @@ impl<'a> Draft<'a> {
     /// Commits the receipt as `executing`: from then on the request may leave.
     pub(super) fn send(&mut self, key: CallKey) {
         let since = self.now;
+        let waited = |call: &Call| call.key == key && matches!(call.stage, Stage::Waiting { .. });
+        let goes_on = self.envelope.calls.iter().any(waited);
         self.move_call(key, Stage::Executing { since });
         if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
-            call.attempt = call.attempt.saturating_add(1);
+            // The server answered and wants the replies: that is the same attempt, going on.
+            if !goes_on {
+                call.attempt = call.attempt.saturating_add(1);
+            }
+            call.task = None;
             let (turn, call_id, tool, attempt) = (key.turn, call.call_id.clone(), call.tool.clone(), call.attempt);
             self.sends.push(key);
             self.event(EventBody::ToolStarted { turn, call_id, tool, attempt });
         }
+    }
+
+    /// The call's document changed, its stage did not.
+    pub(super) fn touch(&mut self, key: CallKey) {
+        if !self.made.contains(&key) && !self.moved.contains(&key) {
+            self.moved.push(key);
+        }
+    }
+
+    /// Keeps the name of the work that the server goes on with; the call stays `executing`.
+    pub(super) fn defer(&mut self, key: CallKey, task: Task) {
+        let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
+        call.task = Some(task);
+        let stage = call.stage.clone();
+        self.move_call(key, stage);
     }
 
     pub(super) fn bind(&mut self, binding: Binding) {
@@ -109,6 +134,7 @@ impl<'a> Draft<'a> {
     /// Opens the revision that follows, of what the servers serve now, and tells how it differs.
     pub(super) fn rebind(&mut self, served: Binding, drift: Drift, warnings: Vec<Warning>) {
         let (next, hidden) = served.following(&self.envelope.binding);
+        let (next, set_aside) = next.offered_to(self.envelope.spec.model.provider);
         let revision = next.revision;
         self.bind(next);
         self.envelope.head.state.catalog_failures = 0;
@@ -116,6 +142,7 @@ impl<'a> Draft<'a> {
         self.event(EventBody::BindingRevised { revision, added, removed, changed });
         self.warn_of_new(warnings);
         self.warn_of_new(hidden);
+        self.warn_of_new(set_aside);
     }
 
     pub(super) fn progress(&mut self) {
@@ -159,6 +186,7 @@ impl<'a> Draft<'a> {
 
     /// Ends the leg: its time counts as work, waiting does not.
     fn leave(&mut self) {
+        self.drop_reservations();
         let worked = self.envelope.worked_ms(self.now);
         self.envelope.head.state.worked_ms = worked;
         self.envelope.head.state.leg_began_at = None;

@@ -3,9 +3,10 @@
 //! **Recovery.** A leg begins the same way whether its run is new, resumed, or was left by a node that died. It looks
 //! at the receipts before it contacts anyone: a call that was `executing` when its owner died may have had its effect.
 //! It becomes `indeterminate`; where it may not be repeated the run waits for a person, and nothing of its turn is sent.
+//! A call whose server named a task is no such call: it stays `executing`, and the server is asked before anything else.
 
 use super::draft::Draft;
-use super::{proceed, settle};
+use super::{inputs, proceed, settle};
 use crate::run::binding::Binding;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
@@ -40,8 +41,8 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         draft.fail(RunError::new("poisoned", message));
         return Ok(draft.commit());
     }
-    interrupt(&mut draft, Cause::Crash);
-    if draft.envelope.undecided().next().is_some() || !needs_catalog(draft.envelope) {
+    interrupt(&mut draft, Cause::Crash, |call| !call.is_deferred());
+    if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
     } else {
@@ -61,6 +62,8 @@ pub(super) fn enter(draft: &mut Draft<'_>) {
     head.state.leg_began_at = Some(now);
     head.attempt = if head.state.progressed { 1 } else { head.attempt.saturating_add(1) };
     head.state.progressed = false;
+    // Whoever made samples then is gone.
+    draft.drop_reservations();
     draft.status(Status::Running);
 }
 
@@ -69,12 +72,12 @@ fn needs_catalog(envelope: &Envelope) -> bool {
 }
 
 /// Calls that were out and have no answer: nobody knows whether they had their effect.
-fn interrupt(draft: &mut Draft<'_>, cause: Cause) {
+fn interrupt(draft: &mut Draft<'_>, cause: Cause, is_lost: impl Fn(&Call) -> bool) {
     let out: Vec<CallKey> = draft
         .envelope
         .calls
         .iter()
-        .filter(|call| matches!(call.stage, Stage::Executing { .. }))
+        .filter(|call| matches!(call.stage, Stage::Executing { .. }) && is_lost(call))
         .map(|call| call.key)
         .collect();
     for key in out {
@@ -109,7 +112,7 @@ pub(super) fn catalog_unreadable(envelope: &mut Envelope, message: String, now: 
 
 fn require_checking(envelope: &Envelope) -> Result<(), Refusal> {
     match (envelope.head.status, envelope.leg) {
-        (Status::Running, Leg::CheckingCatalog) => Ok(()),
+        (Status::Running, Leg::CheckingCatalog) if !envelope.has_executing() => Ok(()),
         (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
             Err(Refusal::Impossible("no catalog was asked for"))
         }
@@ -133,7 +136,7 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
     let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;
-    interrupt(draft, cause);
+    interrupt(draft, cause, |_| true);
     for call in &waiting {
         draft.event(settle::ended(call, None));
     }
@@ -141,6 +144,11 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
         draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
     for key in pending {
         settle::fail(draft, key, ToolError::new("cancelled", unsent), None);
+    }
+    let asking = |call: &&Call| matches!(call.stage, Stage::Waiting { .. });
+    let asking: Vec<CallKey> = draft.envelope.calls.iter().filter(asking).map(|call| call.key).collect();
+    for key in asking {
+        settle::fail(draft, key, inputs::abandoned(), None);
     }
     withdraw(draft);
 }
@@ -162,6 +170,7 @@ fn withdraw(draft: &mut Draft<'_>) {
             | Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
+            | Stage::Waiting { .. }
             | Stage::Completed { .. }
             | Stage::Failed { .. } => None,
         })

@@ -6,15 +6,18 @@
 
 mod admit;
 mod draft;
+mod inputs;
 mod leg;
 mod proceed;
 mod reconcile;
 mod refresh;
 mod resume;
+mod sampling;
 mod settle;
 mod turn;
 
 pub use admit::{NewRun, admit};
+pub use inputs::may_ask;
 
 use super::commit::Commit;
 use super::envelope::Envelope;
@@ -41,10 +44,16 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
+        Fact::CallsProgressed { calls } => settle::calls_progressed(envelope, calls, now),
         Fact::RoomCame => proceed::room_came(envelope, now),
         Fact::TurnUnstorable { usage } => turn::unstorable(envelope, usage, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
+        Fact::InputAsked { key, ask, expires_at } => inputs::asked(envelope, key, ask, expires_at, now),
+        Fact::InputAnswered(answer) => inputs::answered(envelope, *answer, now),
+        Fact::InputClosed { input_id, reason } => inputs::closed(envelope, &input_id, reason, now),
+        Fact::SampleAsked { key, question, request } => sampling::asked(envelope, key, question, &request, now),
+        Fact::SampleEnded { sample, end } => sampling::ended(envelope, sample, end, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
     }
 }

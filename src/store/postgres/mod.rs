@@ -4,11 +4,13 @@
 mod admin;
 mod commits;
 mod follow;
+mod inputs;
 mod nodes;
 mod reads;
 mod registry;
 mod retention;
 mod runs;
+mod schema;
 mod sealed;
 mod steady;
 mod tokens;
@@ -17,8 +19,7 @@ mod wake;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{PgPool, SqlStr};
+use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use steady::SteadyPostgres;
@@ -32,7 +33,7 @@ use super::{
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -46,30 +47,6 @@ struct PostgresStore {
     beats: PgPool,
     /// The tenant that this node's last claim ended with: among equals the next one's turn it is.
     turn: Mutex<String>,
-}
-
-fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 7] = [
-        (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
-        (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
-        (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
-        (2_026_113_004, "retention", include_str!("../../../migrations/postgres/2026113004_retention.sql")),
-        (2_026_113_005, "feed", include_str!("../../../migrations/postgres/2026113005_feed.sql")),
-        (
-            2_026_113_006,
-            "servers_and_secrets",
-            include_str!("../../../migrations/postgres/2026113006_servers_and_secrets.sql"),
-        ),
-        (2_026_113_009, "oauth_tokens", include_str!("../../../migrations/postgres/2026113009_oauth_tokens.sql")),
-    ];
-    let migration = |(version, name, sql)| {
-        let sql = SqlStr::from_static(sql);
-        Migration::new(version, std::borrow::Cow::Borrowed(name), MigrationType::Simple, sql, false)
-    };
-    let mut migrator = Migrator::with_migrations(FILES.into_iter().map(migration).collect());
-    // Its own lock is waited for inside the database; `turn` says why that must not be.
-    migrator.set_locking(false);
-    migrator
 }
 
 #[async_trait]
@@ -348,6 +325,15 @@ impl AdminStore for SteadyPostgres {
     ) -> Result<Left, StoreError> {
         let store = self.now();
         let left = self.within(&store, admin::decision_leave(&store, tenant, uid, decided, since, audit)).await?;
+        if left == Left::Kept {
+            self.hints.tell(Hint::Wish);
+        }
+        Ok(left)
+    }
+
+    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
+        let store = self.now();
+        let left = self.within(&store, inputs::answer_leave(&store, tenant, uid, answer)).await?;
         if left == Left::Kept {
             self.hints.tell(Hint::Wish);
         }

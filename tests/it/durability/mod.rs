@@ -8,11 +8,13 @@ mod judge;
 mod leaving;
 mod nodes;
 mod pauses;
+mod questions;
 mod rooms;
 mod silence;
 mod site;
 mod soak;
 mod takeover;
+mod tasks;
 mod writes;
 
 use std::sync::Arc;

@@ -94,7 +94,7 @@ fn wrong_entries() -> Vec<(&'static str, Value, &'static str)> {
         ("mcp", entry("auth", json!({ "scheme": "bearer", "secret": "a", "x": 1 })), "/mcp/0/auth/x"),
         ("mcp", entry("headers", json!({ "Authorization": "x" })), "/mcp/0/headers/Authorization"),
         ("mcp", entry("headers", json!({ "X-A": "a\nb" })), "/mcp/0/headers/X-A"),
-        ("mcp", entry("server", json!("orders")), "/mcp/0/server"),
+        ("mcp", json!([{ "server": "orders" }]), "/mcp/0/server"),
         ("mcp", entry("require_approval", json!(true)), "/mcp/0/require_approval"),
         ("mcp", entry("timeouts", json!({ "call_ms": 0 })), "/mcp/0/timeouts/call_ms"),
         ("mcp", entry("input_schemas", json!({ "a": { "type": 7 } })), "/mcp/0/input_schemas/a"),

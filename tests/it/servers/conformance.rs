@@ -1,0 +1,83 @@
+//! The official conformance suite for clients, driven through the REST interface by `clients/conformance/drive.py`. What
+//! does not apply is named, with the reason, in the baselines beside it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::process::testworld;
+use crate::support::product::token;
+
+const FOLDER: &str = "clients/conformance";
+
+/// The whole product passes these scenarios of the suite, except exactly those of the baseline.
+async fn conforms(scenarios: [&str; 2], baseline: &str) {
+    let Some(program) = testworld("conformance/node_modules/.bin/conformance") else { return };
+    let (_database, product) = super::product().await;
+    let (root, results) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().unwrap());
+    let file = format!("{FOLDER}/{baseline}");
+    let mut command = Command::new(&program);
+    // The suite cuts the driver's command at spaces, so it is named from the root.
+    command.current_dir(root).args(["client", "--command", &format!("python3 {FOLDER}/drive.py")]).args(scenarios);
+    // The scenarios take turns, so that each has the machine; a driver waits for its own.
+    command.args(["--timeout", "120000"]);
+    command.args(["--expected-failures", &file, "--output-dir"]).arg(results.path());
+    command.env("PATH", path_with(program.parent().unwrap()));
+    command.env("COUNTERSIGN_URL", product.url("")).env("COUNTERSIGN_TOKEN", token("acme", "runs:read runs:write"));
+    let run = command.output().unwrap();
+    let text = std::fs::read_to_string(root.join(&file)).unwrap();
+    let named: BTreeSet<&str> = lines(&text, "- ").collect();
+    let said = String::from_utf8_lossy(&run.stdout);
+    let summary = said.split("=== SUITE SUMMARY ===").last().unwrap();
+    let told = complaints(results.path(), &named);
+    assert!(run.status.success(), "{summary}\n{told}");
+
+    // A scenario that checked nothing has not passed, and a line of the baseline that nothing failed for is an error.
+    let vacuous = lines(summary, "✓ ").filter(|line| line.contains(": 0 passed")).collect::<Vec<_>>().join("\n");
+    assert_eq!(vacuous, "", "{told}");
+    let failed: BTreeSet<&str> = lines(summary, "~ ").collect();
+    assert_eq!(named, failed, "{summary}");
+}
+
+/// The rest of each line that begins so.
+fn lines<'a>(text: &'a str, begin: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines().filter_map(move |line| line.trim().strip_prefix(begin))
+}
+
+/// What the driver complained of in each scenario that is expected to pass.
+fn complaints(results: &Path, baseline: &BTreeSet<&str>) -> String {
+    let mut told = String::new();
+    for folder in
+        std::fs::read_dir(results).unwrap().chain(std::fs::read_dir(results.join("auth")).into_iter().flatten())
+    {
+        let path = folder.unwrap().path();
+        let name = path.strip_prefix(results).unwrap().display().to_string();
+        let said = std::fs::read_to_string(path.join("stderr.txt")).unwrap_or_default();
+        // Tokens are the extensions' affair: they are told of by their own baseline.
+        let expected = name.starts_with("auth/") || baseline.iter().any(|scenario| name.starts_with(scenario));
+        if !said.trim().is_empty() && !expected {
+            told = format!("{told}{name}: {said}\n");
+        }
+    }
+    told
+}
+
+fn path_with(first: &Path) -> std::ffi::OsString {
+    let rest = std::env::var_os("PATH").unwrap_or_default();
+    std::env::join_paths(std::iter::once(first.to_owned()).chain(std::env::split_paths(&rest))).unwrap()
+}
+
+#[tokio::test]
+async fn the_suite_s_scenarios_that_the_revision_2025_11_25_requires_pass() {
+    conforms(["--requirements", "2025-11-25"], "baseline-2025-11-25.yml").await;
+}
+
+#[tokio::test]
+async fn the_suite_s_scenarios_that_the_revision_2026_07_28_requires_pass() {
+    conforms(["--requirements", "2026-07-28"], "baseline-2026-07-28.yml").await;
+}
+
+#[tokio::test]
+async fn the_suite_s_scenarios_of_extensions_pass() {
+    conforms(["--suite", "extensions"], "baseline-extensions.yml").await;
+}
