@@ -51,7 +51,7 @@ impl Commands {
             return replay(kept, &answer.body_digest, answer.run_id);
         }
         let uid = self.clock.run_uid();
-        let asked = self.check(request)?;
+        let asked = self.check(asker, request)?;
         let sealed = self.seal(asker, uid, &asked.secrets)?;
         // The connections that this opens are the first owner's.
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
@@ -163,7 +163,7 @@ struct Asked {
 }
 
 impl Commands {
-    fn check(&self, request: CreateRun) -> Result<Asked, CommandError> {
+    fn check(&self, asker: &Asker, request: CreateRun) -> Result<Asked, CommandError> {
         let mut faults = Faults::default();
         let id = request.id.map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
@@ -181,7 +181,7 @@ impl Commands {
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
-        let entries = self.check_entries(request.mcp.unwrap_or_default(), Some(&secrets), &mut faults);
+        let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults);
         let input = check_input(request.input, &mut faults);
         faults.finish()?;
         let spec = RunSpec {
@@ -223,6 +223,7 @@ impl Commands {
     /// here, and a missing one is refused when the servers are read.
     pub(super) fn check_entries(
         &self,
+        asker: &Asker,
         requests: Vec<EntryRequest>,
         secrets: Option<&RunSecrets>,
         faults: &mut Faults,
@@ -234,6 +235,10 @@ impl Commands {
             let named = request.namespace.is_some();
             faults.require(named || !several, &format!("{at}/namespace"), "several entries need a namespace each");
             if let Some(entry) = super::entry::check(request, &at, faults) {
+                if let Some(name) = &entry.server {
+                    let is_known = self.dispatch.is_declared(&asker.tenant, name);
+                    faults.require(is_known, &format!("{at}/server"), &format!("there is no server named {name:?}"));
+                }
                 if let Some(address) = &entry.url
                     && let Err(refused) = self.dispatch.check_address(address)
                 {

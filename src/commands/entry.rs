@@ -52,8 +52,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     };
     let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
     faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
-    if request.url.is_none() {
-        faults.add(format!("{at}/url"), "is required");
+    if !check_place(&request, at, faults) {
         return None;
     }
     Some(McpEntry {
@@ -71,6 +70,22 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     })
 }
 
+/// An entry has an address or names a server. A server that the operator declared is a process: what belongs to HTTP
+/// would be ignored there.
+fn check_place(request: &EntryRequest, at: &str, faults: &mut Faults) -> bool {
+    match (&request.server, &request.url) {
+        (None, None) => faults.add(format!("{at}/url"), "is required"),
+        (Some(_), Some(_)) => faults.add(format!("{at}/url"), "cannot stand beside a server"),
+        (None, Some(_)) | (Some(_), None) => {}
+    }
+    if request.server.is_some() {
+        let no_headers = request.headers.as_ref().is_none_or(BTreeMap::is_empty);
+        faults.require(no_headers, &format!("{at}/headers"), "a process has no headers");
+        faults.require(request.auth.is_none(), &format!("{at}/auth"), "a process has no credential of a run");
+    }
+    request.server.is_some() != request.url.is_some()
+}
+
 fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
     use serde_json::Value;
     let no_approval = request.require_approval.as_ref().is_none_or(|value| match value {
@@ -78,7 +93,6 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
         Value::Array(names) => names.is_empty(),
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
     });
-    faults.require(request.server.is_none(), &format!("{at}/server"), LATER);
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
     faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
     faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);

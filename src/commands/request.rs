@@ -109,7 +109,7 @@ pub enum InputPart {
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EntryRequest {
-    /// A registered server: not in this version.
+    /// Instead of `url`: the name of a server that the operator declared.
     pub server: Option<String>,
     /// The server's Streamable HTTP endpoint; `https` unless the operator allows the host.
     #[schema(max_length = 2000)]

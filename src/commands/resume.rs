@@ -37,7 +37,7 @@ impl Commands {
     /// # Errors
     /// `Invalid`, `NotFound`, `Refused`, `Unreachable`, `Store`, `Contended`; the run is then untouched.
     pub async fn resume(&self, asker: &Asker, id: &RunId, request: ResumeRun) -> Result<Resumed, CommandError> {
-        let (entries, retry) = self.check_resume(&request)?;
+        let (entries, retry) = self.check_resume(asker, &request)?;
         for _ in 0..DECIDE_TRIES {
             let view = self.view(asker, id).await?;
             if view.head.status.is_terminal() {
@@ -119,14 +119,18 @@ impl Commands {
         self.store.run_load(&asker.tenant, uid).await?.ok_or(CommandError::NotFound)
     }
 
-    fn check_resume(&self, request: &ResumeRun) -> Result<(Option<Vec<McpEntry>>, Vec<CallRef>), CommandError> {
+    fn check_resume(
+        &self,
+        asker: &Asker,
+        request: &ResumeRun,
+    ) -> Result<(Option<Vec<McpEntry>>, Vec<CallRef>), CommandError> {
         let mut faults = Faults::default();
         faults.require(request.approvals.as_ref().is_none_or(Vec::is_empty), "/approvals", LATER);
         faults.require(request.tool_results.as_ref().is_none_or(Vec::is_empty), "/tool_results", LATER);
         if let Some(limits) = &request.limits {
             check_limits(limits.clone(), &Limits::default(), &mut faults);
         }
-        let entries = request.mcp.clone().map(|entries| self.check_entries(entries, None, &mut faults));
+        let entries = request.mcp.clone().map(|entries| self.check_entries(asker, entries, None, &mut faults));
         faults.finish()?;
         let retry = request.retry_tool_call_ids.iter().flatten().map(|named| match named {
             RetryCall::Id(id) => CallRef { turn: None, call_id: CallId::new(id) },

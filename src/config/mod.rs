@@ -2,18 +2,20 @@
 //!
 //! All faults are reported at once, each by the name of its setting; no value of a secret is ever printed.
 
+mod connections;
 mod dev;
 #[cfg(debug_assertions)]
 mod failpoints;
 mod keep;
 mod reader;
 mod report;
+mod servers;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use secrecy::SecretString;
@@ -22,9 +24,12 @@ use url::Url;
 use crate::auth::{AuthSettings, JwksSource};
 use crate::net::EgressAllow;
 use crate::secrets::KeyRing;
+pub use connections::McpConnections;
+use connections::{MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
 pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
+pub use servers::DeclaredServer;
 
 /// Smallest shared secret, in bytes: the strength of HS256.
 const SECRET_MIN: usize = 32;
@@ -86,7 +91,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 26] = [
+pub const SETTINGS: [Setting; 28] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -102,6 +107,8 @@ pub const SETTINGS: [Setting; 26] = [
     MAX_RUNNING,
     TENANT_MAX_RUNNING,
     TENANT_MAX_CALLS,
+    MCP_TENANT_CONNECTIONS,
+    MCP_SERVER_CONNECTIONS,
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,
@@ -138,6 +145,12 @@ pub struct Config {
     pub tenant_max_running: u32,
     /// Tool calls of one tenant that this node has out at once.
     pub tenant_max_calls: u32,
+    /// Connections to MCP servers that this node may have open for one tenant.
+    pub mcp_connections: McpConnections,
+    /// MCP servers that are processes of this node.
+    pub mcp_servers: Vec<DeclaredServer>,
+    /// The program that ends them when this process is killed; `None`: nobody does.
+    pub stdio_guard: Option<PathBuf>,
     /// Milliseconds that a reading of a server's tools counts.
     pub catalog_max_age_ms: u32,
     /// How nodes tell each other what changed.
@@ -207,6 +220,15 @@ impl Config {
         config.ok_or(ConfigFaults(reader.faults))
     }
 
+    /// Adds what a configuration file declares.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and everything in it that means nothing.
+    pub fn with_file(mut self, path: &Path) -> Result<Self, ConfigFaults> {
+        self.mcp_servers = servers::read(path).map_err(ConfigFaults)?;
+        Ok(self)
+    }
+
     /// The database alone, for `countersign migrate`.
     ///
     /// # Errors
@@ -239,6 +261,7 @@ impl Config {
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
         let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
         let tenant_max_calls = reader.number(&TENANT_MAX_CALLS, 1, 1_000_000);
+        let mcp_connections = mcp_connections(reader);
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
@@ -265,6 +288,9 @@ impl Config {
             max_running: max_running?,
             tenant_max_running: tenant_max_running?,
             tenant_max_calls: tenant_max_calls?,
+            mcp_connections: mcp_connections?,
+            mcp_servers: Vec::new(),
+            stdio_guard: None,
             catalog_max_age_ms: catalog_max_age_ms?,
             wake: wake?,
             drain_s: drain_s?,

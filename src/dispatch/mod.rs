@@ -4,6 +4,7 @@
 //! **The effect boundary.** The receipt is stored before the first byte leaves. A crash in between leaves `executing`
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
+mod declared;
 mod gate;
 
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::MayLeave;
+pub use declared::Declared;
 pub use gate::Gate;
 
-use crate::mcp::{McpPool, McpTarget, ToolRequest};
+use crate::mcp::{Endpoint, McpPool, McpTarget, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
@@ -68,12 +70,24 @@ pub struct Dispatch {
     egress: Egress,
     keys: Arc<KeyRing>,
     store: Arc<dyn Store>,
+    declared: Declared,
 }
 
 impl Dispatch {
     /// Puts the parts together.
     pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
-        Self { pool, egress, keys, store }
+        Self { pool, egress, keys, store, declared: Declared::default() }
+    }
+
+    /// The same with servers that the operator declared.
+    #[must_use]
+    pub fn with_declared(self, declared: Declared) -> Self {
+        Self { declared, ..self }
+    }
+
+    /// Whether the operator declared a server of that name for the tenant.
+    pub fn is_declared(&self, tenant: &TenantId, name: &str) -> bool {
+        self.declared.find(tenant, name).is_some()
     }
 
     /// Whether the server may reach that address at all.
@@ -138,7 +152,8 @@ impl Dispatch {
             return Ok(None);
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
-        let target = target(entry, (reader.uid, reader.fence), secrets).map_err(unreachable)?;
+        let drive = (reader.uid, reader.fence);
+        let target = self.target(&reader.tenant, entry, drive, secrets).map_err(unreachable)?;
         match self.pool.catalog(&reader.tenant, &target, max_age).await {
             Ok(catalog) => Ok(Some(catalog)),
             Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
@@ -157,7 +172,7 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        match target(entry, (caller.uid, caller.fence), secrets) {
+        match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets) {
             Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
             Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
         }
@@ -167,9 +182,31 @@ impl Dispatch {
     pub async fn release(&self, reader: &Claim) {
         self.pool.release_run(reader.uid, reader.fence).await;
     }
+
+    fn target(
+        &self,
+        tenant: &TenantId,
+        entry: &McpEntry,
+        drive: (RunUid, Fence),
+        secrets: &RunSecrets,
+    ) -> Result<McpTarget, String> {
+        if let Some(name) = &entry.server {
+            let server =
+                self.declared.find(tenant, name).ok_or_else(|| format!("there is no server named {name:?}"))?;
+            return Ok(McpTarget {
+                endpoint: Endpoint::Stdio(Arc::clone(server)),
+                name: Some(name.clone()),
+                headers: Vec::new(),
+                secret_header: None,
+                timeouts: entry.timeouts,
+                private_to: None,
+            });
+        }
+        inline_target(entry, drive, secrets)
+    }
 }
 
-fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
+fn inline_target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
     let address = entry.url.as_deref().ok_or("the entry names no address")?;
     let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
     let secret_header = match &entry.auth {
@@ -186,7 +223,8 @@ fn target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Res
         }
     };
     Ok(McpTarget {
-        url,
+        endpoint: Endpoint::Http(url),
+        name: None,
         headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         // The credential is the run's own: so is the connection that carries it.
         private_to: secret_header.is_some().then_some(drive),

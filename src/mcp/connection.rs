@@ -17,20 +17,22 @@ use rmcp::service::{
     ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, PeerRequestOptions,
     RunningService, ServiceError,
 };
-use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use rmcp::{ClientHandler, Peer, RoleClient};
 use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use super::attempt::{Attempt, Stage};
 use super::catalog::CatalogCache;
+use super::link::Link;
 use super::outcome::Ended;
 use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
-use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
+use super::{FaultKind, McpFault, McpTarget, PoolSettings, ToolRequest};
 use crate::net::Egress;
 
 /// The `_meta` member that carries the idempotency key.
@@ -44,7 +46,7 @@ const HANDOVER: Duration = Duration::from_secs(1);
 
 /// A live connection.
 pub(super) struct Connection {
-    client: TrackedClient,
+    client: Link,
     peer: Peer<RoleClient>,
     service: Mutex<Option<RunningService<RoleClient, Listener>>>,
     has_sessions: bool,
@@ -74,44 +76,60 @@ impl ClientHandler for Listener {
 }
 
 impl Connection {
-    /// Connects and agrees on a protocol revision, within the target's connect time.
+    /// Connects over HTTP and agrees on a protocol revision, within the target's connect time.
     ///
     /// # Errors
     /// What went wrong, in words without secrets.
-    pub(super) async fn open(
-        http: &reqwest::Client,
-        egress: &Egress,
+    pub(super) async fn open_http(
+        (http, egress): (&reqwest::Client, &Egress),
+        url: &Url,
         target: &McpTarget,
         settings: PoolSettings,
         is_old_era: bool,
     ) -> Result<Self, McpFault> {
-        egress.check(&target.url).map_err(|refusal| McpFault::new(refusal.to_string()))?;
+        egress.check(url).map_err(|refusal| McpFault::of(FaultKind::Forbidden, refusal.to_string()))?;
         let headers = headers_of(target)?;
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let client = TrackedClient::new(
             http.clone(),
             egress.clone(),
-            target.url.clone(),
+            url.clone(),
             settings.max_result_bytes,
             DISCOVER_PATIENCE.min(patience / 2),
         );
+        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(url, headers));
+        Self::open_on(transport, Link::Http(client), lifecycle_of(is_old_era), patience).await
+    }
+
+    /// Agrees on a protocol revision over a transport that there is.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub(super) async fn open_on(
+        transport: impl Transport<RoleClient> + 'static,
+        client: Link,
+        lifecycle: ClientLifecycleMode,
+        patience: Duration,
+    ) -> Result<Self, McpFault> {
         let stale = Arc::new(AtomicBool::new(false));
-        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
-        let lifecycle = lifecycle_of(is_old_era);
         let opening = Listener { stale: Arc::clone(&stale) }.serve_with_lifecycle(transport, lifecycle);
         let service = match tokio::time::timeout(patience, opening).await {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
                 tracing::debug!(fault = %error, "an MCP handshake failed");
-                return Err(unreachable(client.last_fault().unwrap_or_else(|| "the handshake failed".to_owned())));
+                let unknown = || (FaultKind::Protocol, "the handshake failed".to_owned());
+                return Err(unreachable(client.last_fault().unwrap_or_else(unknown)));
             }
-            Err(_elapsed) => return Err(unreachable(format!("no handshake within {} ms", patience.as_millis()))),
+            Err(_elapsed) => {
+                let why = format!("no handshake within {} ms", patience.as_millis());
+                return Err(unreachable((FaultKind::TimeOut, why)));
+            }
         };
         let peer = service.peer().clone();
         let version = peer.peer_info().map(|info| info.protocol_version.clone());
-        let version = version
-            .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
-            .ok_or_else(|| unreachable("it speaks a protocol revision that is not known".to_owned()))?;
+        let version = version.filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version)).ok_or_else(|| {
+            unreachable((FaultKind::Protocol, "it speaks a protocol revision that is not known".to_owned()))
+        })?;
         peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
         Ok(Self {
             client,
@@ -146,7 +164,7 @@ impl Connection {
 
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
-        self.client.last_fault()
+        self.client.last_fault().map(|(_kind, text)| text)
     }
 
     /// Ends the session and the connection.
@@ -199,9 +217,9 @@ impl Connection {
     async fn cancel(&self, attempt: &Attempt, id: RequestId, grace: Duration) -> Ended {
         let until = Instant::now() + grace;
         if attempt.close() != Stage::Queued {
-            // In the era of sessions a notice is sent and the answer's stream stays open. In the newer one closing the
-            // stream is the notice, so the grace comes first.
-            if self.has_sessions {
+            // In the era of sessions, and to a process, a notice is sent and the answer can still come. Over HTTP in the
+            // newer one closing the stream is the notice, so the grace comes first.
+            if self.has_sessions || self.client.is_stdio() {
                 self.client.cancel_call(attempt, grace).await;
             }
             if tokio::time::timeout_at(until, attempt.settled()).await.is_ok() {
@@ -225,7 +243,7 @@ pub(super) struct CallLimits {
 }
 
 struct Entry<'a> {
-    client: &'a TrackedClient,
+    client: &'a Link,
     attempt: &'a Attempt,
 }
 
@@ -259,7 +277,7 @@ fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
         .with_meta(RequestMetaObject::from(meta))
 }
 
-fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
+pub(super) fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
     if is_old_era {
         return ClientLifecycleMode::Initialize;
     }
@@ -269,12 +287,12 @@ fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
     }
 }
 
-fn config_of(target: &McpTarget, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
+fn config_of(url: &Url, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
     let mut resume = ExponentialBackoff::default();
     resume.max_times = Some(5);
     resume.base_duration = Duration::from_millis(200);
     resume.max_delay = Some(Duration::from_secs(5));
-    let mut config = StreamableHttpClientTransportConfig::with_uri(target.url.as_str())
+    let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
         .custom_headers(headers)
         .max_concurrent_requests(PARALLEL_CALLS)
         // A silent new session would hide what happened to the calls of the old one: the pool reconnects instead.
@@ -318,17 +336,19 @@ fn insert_header(
     value: &str,
     is_secret: bool,
 ) -> Result<(), McpFault> {
-    let name = HeaderName::try_from(name).map_err(|_invalid| McpFault::new(format!("'{name}' is no header name")))?;
+    let name = HeaderName::try_from(name)
+        .map_err(|_invalid| McpFault::of(FaultKind::Forbidden, format!("'{name}' is no header name")))?;
     if RESERVED.contains(&name.as_str()) || name == IDEMPOTENCY_KEY {
-        return Err(McpFault::new(format!("the header '{name}' may not be set")));
+        return Err(McpFault::of(FaultKind::Forbidden, format!("the header '{name}' may not be set")));
     }
-    let mut value = HeaderValue::try_from(value)
-        .map_err(|_invalid| McpFault::new(format!("the value of the header '{name}' cannot be sent")))?;
+    let mut value = HeaderValue::try_from(value).map_err(|_invalid| {
+        McpFault::of(FaultKind::Forbidden, format!("the value of the header '{name}' cannot be sent"))
+    })?;
     value.set_sensitive(is_secret);
     headers.insert(name, value);
     Ok(())
 }
 
-fn unreachable(why: String) -> McpFault {
-    McpFault::new(format!("The MCP server could not be reached: {why}."))
+fn unreachable((kind, why): (FaultKind, String)) -> McpFault {
+    McpFault::of(kind, format!("The MCP server could not be reached: {why}."))
 }

@@ -14,22 +14,24 @@ use dashmap::{DashMap, DashSet};
 use futures::stream::BoxStream;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
-use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
+use rmcp::model::ClientJsonRpcMessage;
 use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 use sse_stream::Sse;
 use url::Url;
 
+use super::FaultKind;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in,
+    cancellation, cancelled_id, describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text,
+    is_kind, retry_after, says_session_lost, send_kind, status_kind,
 };
 use crate::failpoint;
 use crate::net::Egress;
@@ -57,7 +59,7 @@ struct Shared {
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
-    last_fault: Mutex<Option<String>>,
+    last_fault: Mutex<Option<(FaultKind, String)>>,
     session_lost: AtomicBool,
     listening: Listening,
 }
@@ -86,7 +88,7 @@ impl TrackedClient {
     }
 
     /// What the last failed request of the connection itself failed of.
-    pub(super) fn last_fault(&self) -> Option<String> {
+    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
         self.shared.last_fault.lock().clone()
     }
 
@@ -108,14 +110,10 @@ impl TrackedClient {
     pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
         let Some(route) = attempt.route() else { return };
         self.shared.told.insert(id_text(&route.id));
-        let message = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/cancelled",
-            "params": { "requestId": route.id, "reason": "the run was cancelled" },
-        });
+        let message = cancellation(&route.id);
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message);
         failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, request.send()).await {
             Ok(Ok(_)) => {}
@@ -157,7 +155,7 @@ impl TrackedClient {
         if let Err(error) = &result
             && post.attempt.is_none()
         {
-            *self.shared.last_fault.lock() = Some(error_text(error));
+            *self.shared.last_fault.lock() = Some((error_kind(error), error_text(error)));
         }
         result
     }
@@ -165,7 +163,7 @@ impl TrackedClient {
     async fn send(&self, post: &Post, headers: HeaderMap) -> Posted {
         if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
             post.settle(Stage::NotConnected(refusal.to_string()));
-            return Err(fault(refusal.to_string()));
+            return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
         }
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
         post.pass("mcp.call.before");
@@ -181,7 +179,7 @@ impl TrackedClient {
                 } else {
                     post.settle(Stage::Unreadable("the connection broke before an answer came"));
                 }
-                return Err(fault(text));
+                return Err(fault_of(send_kind(&error), text));
             }
         };
         let status = response.status();
@@ -245,15 +243,12 @@ impl TrackedClient {
         if session_lost {
             return Err(StreamableHttpError::SessionExpired);
         }
-        Err(fault(format!("the server answered HTTP {}", status.as_u16())))
+        Err(fault_of(status_kind(status), format!("the server answered HTTP {}", status.as_u16())))
     }
 
     /// Whether a cancellation that the library wants to send was sent by us already.
     fn was_told(&self, message: &ClientJsonRpcMessage) -> bool {
-        let ClientJsonRpcMessage::Notification(notification) = message else { return false };
-        let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return false };
-        let Some(id) = &cancelled.params.request_id else { return false };
-        self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
+        cancelled_id(message).is_some_and(|id| self.shared.told.remove(&id).is_some())
     }
 
     async fn listen(

@@ -8,12 +8,14 @@ mod limits;
 mod outcomes;
 mod pool;
 mod real;
+mod stdio;
+mod stdio_ends;
 mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -27,6 +29,10 @@ pub(crate) fn settings() -> PoolSettings {
         max_age: Duration::from_mins(10),
         max_result_bytes: 64 * 1024,
         cancel_grace: Duration::from_millis(300),
+        tenant_connections: 100,
+        server_connections: 100,
+        place_wait: Duration::from_millis(300),
+        breaker: BreakerSettings { failures: 20, pause: Duration::from_millis(300), pause_max: Duration::from_secs(1) },
     }
 }
 
@@ -46,7 +52,8 @@ pub(crate) fn acme() -> TenantId {
 
 pub(crate) fn target(url: &str) -> McpTarget {
     McpTarget {
-        url: url.parse().unwrap(),
+        endpoint: Endpoint::Http(url.parse().unwrap()),
+        name: None,
         headers: vec![("X-Team".to_owned(), "a".to_owned())],
         secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),
         timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },

@@ -1,0 +1,55 @@
+//! What a connection must know of the transport under it, whichever that is: how it failed, whether it is lost, and
+//! how a call on it is cancelled.
+
+use std::time::Duration;
+
+use super::FaultKind;
+use super::attempt::Attempt;
+use super::stdio::StdioLink;
+use super::transport::TrackedClient;
+
+/// The transport of one connection.
+pub(super) enum Link {
+    /// Streamable HTTP.
+    Http(TrackedClient),
+    /// The pipes of a process.
+    Stdio(StdioLink),
+}
+
+impl Link {
+    pub(super) fn is_stdio(&self) -> bool {
+        matches!(self, Self::Stdio(_))
+    }
+
+    /// What the last failed exchange of the connection itself (handshake, listing) failed of.
+    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
+        match self {
+            Self::Http(client) => client.last_fault(),
+            Self::Stdio(pipes) => pipes.last_fault(),
+        }
+    }
+
+    /// Whether the server does not know us any more.
+    pub(super) fn session_lost(&self) -> bool {
+        match self {
+            Self::Http(client) => client.session_lost(),
+            Self::Stdio(pipes) => pipes.is_gone(),
+        }
+    }
+
+    /// Takes a call off the table of those that are out.
+    pub(super) fn forget(&self, attempt: &Attempt) {
+        match self {
+            Self::Http(client) => client.forget(attempt),
+            Self::Stdio(pipes) => pipes.forget(attempt),
+        }
+    }
+
+    /// Tells the server that a call is not wanted any more, without ending our own wait for its answer.
+    pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
+        match self {
+            Self::Http(client) => client.cancel_call(attempt, patience).await,
+            Self::Stdio(pipes) => pipes.cancel_call(attempt, patience).await,
+        }
+    }
+}
