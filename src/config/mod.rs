@@ -15,7 +15,7 @@ mod tests;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use secrecy::SecretString;
@@ -218,15 +218,6 @@ impl Config {
         let mut reader = Reader::new(env);
         let config = Self::read(&mut reader);
         config.ok_or(ConfigFaults(reader.faults))
-    }
-
-    /// Adds what a configuration file declares.
-    ///
-    /// # Errors
-    /// A file that cannot be read, and everything in it that means nothing.
-    pub fn with_file(mut self, path: &Path) -> Result<Self, ConfigFaults> {
-        self.mcp_servers = servers::read(path).map_err(ConfigFaults)?;
-        Ok(self)
     }
 
     /// The database alone, for `countersign migrate`.

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use secrecy::SecretString;
 use toml::{Table, Value};
 
-use super::ConfigFault;
+use super::{Config, ConfigFault, ConfigFaults};
 use crate::run::ids::TenantId;
 
 /// What the faults of the file are reported under.
-pub(super) const FILE: &str = "--config";
+const FILE: &str = "--config";
 /// Longest name of a server.
 const NAME_MAX: usize = 32;
 
@@ -33,11 +33,22 @@ pub struct DeclaredServer {
     pub tenants: Option<Vec<TenantId>>,
 }
 
+impl Config {
+    /// Adds what a configuration file declares.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and everything in it that means nothing.
+    pub fn with_file(mut self, path: &Path) -> Result<Self, ConfigFaults> {
+        self.mcp_servers = read(path).map_err(ConfigFaults)?;
+        Ok(self)
+    }
+}
+
 /// The servers that a file declares.
 ///
 /// # Errors
 /// A file that cannot be read, and everything in it that means nothing.
-pub(super) fn read(path: &Path) -> Result<Vec<DeclaredServer>, Vec<ConfigFault>> {
+fn read(path: &Path) -> Result<Vec<DeclaredServer>, Vec<ConfigFault>> {
     let text = std::fs::read_to_string(path).map_err(|error| vec![fault(format!("{}: {error}", path.display()))])?;
     parse(&text)
         .map_err(|faults| faults.into_iter().map(|detail| fault(format!("{}: {detail}", path.display()))).collect())
