@@ -16,7 +16,7 @@ use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
 use crate::config::{Config, KeepDays, Wake};
-use crate::dispatch::{Declared, Dispatch};
+use crate::dispatch::{Declared, Dispatch, Watched};
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
 use crate::mcp::{BreakerSettings, McpPool, PoolSettings, StdioServer};
@@ -362,9 +362,9 @@ impl LocalExecutor for Local {
         self.0.slot(tenant).map(|slot| Seat { node: slot.node(), slot: Box::new(slot) })
     }
 
-    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope) {
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, watched: Watched) {
         if let Ok(slot) = seat.slot.downcast::<Slot>() {
-            self.0.begin(*slot, claim, envelope);
+            self.0.begin(*slot, claim, envelope, watched);
         } else {
             tracing::error!(run = %claim.uid.0, "a run was admitted without a slot of this node");
         }

@@ -9,6 +9,7 @@ use secrecy::ExposeSecret;
 use super::faults::{Faults, LATER};
 use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::dispatch::Watched;
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
@@ -82,7 +83,8 @@ impl Commands {
             idempotency: kept.clone(),
             secrets: sealed,
         };
-        match (self.admit(admission, envelope, seat).await?, kept) {
+        let watched = catalogs.watched;
+        match (self.admit(admission, envelope, watched, seat).await?, kept) {
             (Admitted::Created | Admitted::NotTaken, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
@@ -96,6 +98,7 @@ impl Commands {
         &self,
         admission: Admission,
         envelope: Envelope,
+        watched: Watched,
         seat: Option<Seat>,
     ) -> Result<Admitted, CommandError> {
         let (store, hub, executor) = (Arc::clone(&self.store), Arc::clone(&self.hub), Arc::clone(&self.executor));
@@ -112,7 +115,7 @@ impl Commands {
             match (&admitted, seat) {
                 (Admitted::Created, Some(seat)) => {
                     tell(announced, &commit);
-                    executor.begin(seat, claim, envelope);
+                    executor.begin(seat, claim, envelope, watched);
                 }
                 (Admitted::Created | Admitted::NotTaken, _) => {
                     tell(announced, &commit);

@@ -65,6 +65,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         input_schemas: request.input_schemas.unwrap_or_default(),
         replay: request.replay,
         side_effect_class: request.side_effect_class,
+        trust_annotations: request.trust_annotations.unwrap_or(false),
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default(),
     })
@@ -94,7 +95,6 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
     });
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
-    faults.require(request.trust_annotations != Some(true), &format!("{at}/trust_annotations"), LATER);
     faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);
     let denies = request.elicitation.as_deref().is_none_or(|mode| mode == "deny");
     faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");

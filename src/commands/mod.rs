@@ -21,7 +21,7 @@ use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
-use crate::dispatch::{Dispatch, Unreachable};
+use crate::dispatch::{Dispatch, Unreachable, Watched};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, NodeId, RunId, RunUid, TenantId};
@@ -111,8 +111,8 @@ pub struct Seat {
 pub trait LocalExecutor: Send + Sync {
     /// A free slot for a run of this tenant, if there is one and the node is not draining.
     fn seat(&self, tenant: &TenantId) -> Option<Seat>;
-    /// Drives a run that was admitted as this node's own.
-    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope);
+    /// Drives a run that was admitted as this node's own, on the servers as they were read for it.
+    fn begin(&self, seat: Seat, claim: Claim, envelope: Envelope, watched: Watched);
     /// Some run is due.
     fn wake(&self);
     /// Somebody left the wish to cancel with a run that a node owns.

@@ -134,7 +134,7 @@ pub struct EntryRequest {
     pub require_approval: Option<Value>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
-    /// Whether the server's hints may relax the class: not in this version.
+    /// Whether the server's annotations may relax the class of tools whose class is not declared here (`false`).
     pub trust_annotations: Option<bool>,
     /// Time limits.
     pub timeouts: Option<Timeouts>,

@@ -6,7 +6,7 @@ use super::request::{LimitsRequest, ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, tell};
 use crate::failpoint;
 use crate::run::apply;
-use crate::run::binding::merge;
+use crate::run::binding::{Binding, Warning, merge};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -54,11 +54,12 @@ impl Commands {
             }
             let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
-            let served = self.read_again(asker, &envelope, entries.clone()).await?;
+            let (served, warnings) = self.read_again(asker, &envelope, entries.clone()).await?;
             let resume = Resume {
                 actor: asker.actor.clone(),
                 retry: retry.clone(),
                 served,
+                warnings,
                 on_catalog_change: request.on_catalog_change.unwrap_or_default(),
                 limits,
             };
@@ -145,7 +146,7 @@ impl Commands {
         asker: &Asker,
         envelope: &Envelope,
         given: Option<Vec<McpEntry>>,
-    ) -> Result<crate::run::binding::Binding, CommandError> {
+    ) -> Result<(Binding, Vec<Warning>), CommandError> {
         let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
         // Connections that carry the run's own credential belong to this request alone: were they the run's, it would
@@ -153,7 +154,10 @@ impl Commands {
         let reader = Claim { tenant: asker.tenant.clone(), uid: self.clock.run_uid(), fence: Fence(0) };
         let read = self.dispatch.read(&reader, &entries, &secrets, self.catalog_max_age()).await;
         self.dispatch.release(&reader).await;
-        Ok(merge(entries, &read?.catalogs).0)
+        let read = read?;
+        let (served, mut warnings) = merge(entries, &read.catalogs);
+        warnings.extend(read.warnings);
+        Ok((served, warnings))
     }
 }
 

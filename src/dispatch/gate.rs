@@ -7,7 +7,6 @@ use jsonschema::Validator;
 use serde_json::{Map, Value};
 
 use crate::run::binding::{Binding, BoundTool};
-use crate::run::call::{Backend, CallTarget};
 use crate::run::fact::Ruling;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
@@ -40,7 +39,7 @@ impl Gate {
             }
         };
         match self.faults(tool, &input) {
-            None => Ruling::Admit { target: target(binding, tool), input },
+            None => Ruling::Admit { target: binding.target(tool), input },
             Some(faults) => {
                 let reason = format!("The arguments of {} do not fit its input schema: {faults}.", call.tool);
                 Ruling::Reject { rule: "invalid-arguments", reason, input }
@@ -100,31 +99,19 @@ fn unknown_tool(binding: &Binding, name: &str) -> String {
     format!("There is no tool named {name:?}. Available: {}{more}.", names.join(", "))
 }
 
-fn target(binding: &Binding, tool: &BoundTool) -> CallTarget {
-    let server = binding.entries.get(tool.entry).map_or_else(String::new, |entry| entry.label().to_owned());
-    CallTarget {
-        backend: Backend::Mcp,
-        entry: tool.entry,
-        server,
-        server_tool: tool.server_tool.clone(),
-        class: tool.class,
-        replay: tool.replay,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::run::binding::ToolSource;
     use crate::run::spec::SideEffectClass;
 
     fn binding() -> Binding {
         let schema = json!({"type":"object","properties":{"amount":{"type":"number"}},"required":["amount"]});
         let tool = BoundTool {
             name: "charge".into(),
-            server_tool: "charge".into(),
-            entry: 0,
+            source: ToolSource::Mcp { entry: 0, server_tool: "charge".into() },
             description: None,
             input_schema: schema,
             output_schema: None,
@@ -133,7 +120,15 @@ mod tests {
             replay: false,
         };
         let entry = serde_json::from_value(json!({"url":"https://billing.example.com/mcp"})).unwrap();
-        Binding { revision: 1, entries: vec![entry], unread: vec![], tools: vec![tool], mcp: None }
+        Binding {
+            revision: 1,
+            at: None,
+            entries: vec![entry],
+            unread: vec![],
+            tools: vec![tool],
+            hidden: vec![],
+            mcp: None,
+        }
     }
 
     #[track_caller]

@@ -16,11 +16,11 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::MayLeave;
+pub use crate::mcp::{MayLeave, News};
 pub use declared::Declared;
 pub use gate::Gate;
 
-use crate::mcp::{Endpoint, McpPool, McpTarget, ToolRequest};
+use crate::mcp::{Endpoint, McpPool, McpTarget, Subscription, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
@@ -47,6 +47,41 @@ pub struct Catalogs {
     pub catalogs: Vec<Option<Arc<ServedCatalog>>>,
     /// Entries that are not required and could not be read.
     pub warnings: Vec<Warning>,
+    /// What it takes to hear whether the readings still hold.
+    pub watched: Watched,
+    /// Whether an earlier reading of a server is kept because it could not be read again.
+    pub has_kept: bool,
+}
+
+/// The servers of a run as they were read last, in the order of its entries. Their connections are in use meanwhile.
+#[derive(Clone, Debug, Default)]
+pub struct Watched(Vec<Option<Subscription>>);
+
+impl Watched {
+    /// What became of the readings since.
+    pub fn news(&self) -> News {
+        self.0.iter().flatten().map(Subscription::news).max().unwrap_or(News::None)
+    }
+}
+
+/// One server's tools, and what it takes to hear whether they still hold; neither of one that was not read.
+type ReadOne = (Option<Arc<ServedCatalog>>, Option<Subscription>);
+
+impl Catalogs {
+    fn push(&mut self, (catalog, subscription): ReadOne) {
+        self.catalogs.push(catalog);
+        self.watched.0.push(subscription);
+    }
+
+    fn keep(&mut self, before: Option<Subscription>) {
+        self.has_kept |= before.is_some();
+        self.push((None, before));
+    }
+}
+
+/// An optional server that is away: told once, since it is told in the same words each time.
+fn unreadable(unreachable: &Unreachable) -> Warning {
+    Warning::mcp(WarningKind::Other, unreachable.to_string(), Some("mcp-unreachable"))
 }
 
 /// Whose call it is.
@@ -129,12 +164,45 @@ impl Dispatch {
         let mut read = Catalogs::default();
         for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
             match outcome {
-                Ok(catalog) => read.catalogs.push(catalog),
+                Ok(one) => read.push(one),
                 Err(unreachable) if entry.required => return Err(unreachable),
                 Err(unreachable) => {
-                    read.catalogs.push(None);
-                    let warning = Warning::mcp(WarningKind::Other, unreachable.to_string(), Some("mcp-unreachable"));
-                    read.warnings.push(warning);
+                    read.push((None, None));
+                    read.warnings.push(unreadable(&unreachable));
+                }
+            }
+        }
+        Ok(read)
+    }
+
+    /// Reads again the servers that announced other tools, or whose connection is gone; of the others the last reading
+    /// holds. One that only went away keeps its last reading too, and is still news.
+    ///
+    /// # Errors
+    /// The first required server that announced other tools and gave no catalog.
+    pub async fn read_news(
+        &self,
+        reader: &Claim,
+        entries: &[McpEntry],
+        secrets: &RunSecrets,
+        watched: &Watched,
+    ) -> Result<Catalogs, Unreachable> {
+        let reads = entries.iter().map(|entry| self.read_one(reader, entry, secrets, Duration::MAX));
+        let mut read = Catalogs::default();
+        for (at, (entry, outcome)) in entries.iter().zip(join_all(reads).await).enumerate() {
+            let before = watched.0.get(at).cloned().flatten();
+            match outcome {
+                Ok(one) => read.push(one),
+                Err(unreachable) if !entry.required => {
+                    read.keep(before);
+                    read.warnings.push(unreadable(&unreachable));
+                }
+                Err(unreachable) if before.as_ref().is_none_or(|kept| kept.news() == News::Announced) => {
+                    return Err(unreachable);
+                }
+                Err(away) => {
+                    tracing::warn!(run = %reader.uid.0, fault = %away, "a server is away; the run keeps its last catalog");
+                    read.keep(before);
                 }
             }
         }
@@ -147,15 +215,15 @@ impl Dispatch {
         entry: &McpEntry,
         secrets: &RunSecrets,
         max_age: Duration,
-    ) -> Result<Option<Arc<ServedCatalog>>, Unreachable> {
+    ) -> Result<ReadOne, Unreachable> {
         if entry.is_unused() {
-            return Ok(None);
+            return Ok((None, None));
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
         let drive = (reader.uid, reader.fence);
         let target = self.target(&reader.tenant, entry, drive, secrets).map_err(unreachable)?;
-        match self.pool.catalog(&reader.tenant, &target, max_age).await {
-            Ok(catalog) => Ok(Some(catalog)),
+        match self.pool.read(&reader.tenant, &target, max_age).await {
+            Ok((catalog, subscription)) => Ok((Some(catalog), Some(subscription))),
             Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
         }
     }
@@ -237,7 +305,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
     let target = call.target.as_ref().filter(|target| target.backend == Backend::Mcp)?;
     // By the offered name: a resume may have given the entries in another order.
     let tool = binding.tool(&call.tool)?;
-    let entry = binding.entries.get(tool.entry)?;
+    let entry = binding.entries.get(tool.entry()?)?;
     let key = idempotency_key(caller.uid, call.key);
     let mut meta = Map::new();
     meta.insert("countersign/run".to_owned(), caller.run.as_str().into());

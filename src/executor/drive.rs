@@ -10,13 +10,14 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::catalog::Catalogs;
 use super::keep::smaller;
 use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
-use crate::dispatch::{Caller, Gate, MayLeave};
+use crate::dispatch::{Caller, Gate, MayLeave, Watched};
 use crate::failpoint;
-use crate::run::binding::{Binding, merge};
+use crate::run::binding::Binding;
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
@@ -28,17 +29,17 @@ use crate::secrets::RunSecrets;
 use crate::store::Claim;
 use crate::store::journal::JournalError;
 
-/// Waits before a server that cannot be read is tried again by a leg without a caller.
-const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
-
 /// Waits before a commit is tried again while the database does not answer.
 pub(super) const COMMIT_WAIT: Duration = Duration::from_millis(200);
 
 /// The longest pause between two tries to give a run back.
 const RELEASE_WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// A run that was admitted just now, and its servers as they were read for it.
+pub(super) type Begun = (Envelope, Watched);
+
 /// Drives a run until it rests; whatever happens, the run is then nobody's or somebody else's.
-pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals, begun: Option<Envelope>) {
+pub(super) async fn drive(shared: &Arc<Shared>, claim: &Claim, signals: Signals, begun: Option<Begun>) {
     let run = AssertUnwindSafe(drive_to_rest(shared, claim, signals, begun)).catch_unwind().await;
     match run {
         Ok(Ok(())) => {}
@@ -94,15 +95,17 @@ async fn drive_to_rest(
     shared: &Arc<Shared>,
     claim: &Claim,
     signals: Signals,
-    begun: Option<Envelope>,
+    begun: Option<Begun>,
 ) -> Result<(), Stopped> {
     let mut drive = Drive::start(shared, claim, signals, begun).await?;
     loop {
+        drive.heed_news();
         let step = drive.heed_wish();
         drive.may_go_on(step)?;
         match step {
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
+            Step::RefreshCatalog => drive.refresh_catalog().await?,
             Step::AskModel => {
                 drive.until_certain().await?;
                 drive.ask_model().await?;
@@ -129,6 +132,8 @@ pub(super) struct Drive<'a> {
     pub(super) room: Room,
     calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
     stop_calls: CancellationToken,
+    /// The servers' tools as they were read last.
+    pub(super) catalogs: Catalogs,
     /// Whether a commit has let go of the run.
     let_go: bool,
 }
@@ -138,11 +143,11 @@ impl<'a> Drive<'a> {
         shared: &'a Arc<Shared>,
         claim: &'a Claim,
         signals: Signals,
-        begun: Option<Envelope>,
+        begun: Option<Begun>,
     ) -> Result<Self, Stopped> {
-        let envelope = match begun {
+        let (envelope, watched) = match begun {
             Some(begun) => begun,
-            None => Self::load(shared, claim, &signals).await?,
+            None => (Self::load(shared, claim, &signals).await?, Watched::default()),
         };
         let secrets = if needs_secrets(&envelope) {
             shared.parts.dispatch.secrets(&claim.tenant, claim.uid).await?
@@ -168,6 +173,7 @@ impl<'a> Drive<'a> {
             room: shared.rooms.of(&claim.tenant),
             calls: FuturesUnordered::new(),
             stop_calls: CancellationToken::new(),
+            catalogs: Catalogs::new(watched),
             let_go: false,
         })
     }
@@ -205,13 +211,14 @@ impl<'a> Drive<'a> {
             return Err(Stopped::LeaseLost);
         }
         match step {
-            Step::BeginLeg | Step::CheckCatalog | Step::AskModel | Step::AwaitRoom
+            Step::BeginLeg | Step::CheckCatalog | Step::RefreshCatalog | Step::AskModel | Step::AwaitRoom
                 if self.shared.draining.is_cancelled() =>
             {
                 Err(Stopped::Draining)
             }
             Step::BeginLeg
             | Step::CheckCatalog
+            | Step::RefreshCatalog
             | Step::AskModel
             | Step::AwaitCalls
             | Step::AwaitRoom
@@ -223,7 +230,7 @@ impl<'a> Drive<'a> {
     /// Decide, keep, tell — then send what the commit allows and there is room for.
     pub(super) async fn decide(&mut self, mut fact: Fact) -> Result<(), Stopped> {
         loop {
-            let (leg, smaller) = (self.envelope.leg, smaller(&fact));
+            let (stands, smaller) = ((self.envelope.leg, self.envelope.announced), smaller(&fact));
             let mut places = self.places(&fact);
             self.envelope.room = places.len();
             let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
@@ -234,7 +241,7 @@ impl<'a> Drive<'a> {
             match (self.keep(&commit).await, smaller) {
                 (Err(Stopped::NotKept(fault @ JournalError::Rejected(_))), Some(smaller)) => {
                     tracing::error!(run = %self.claim.uid.0, %fault, "what came cannot be stored; the run is told so");
-                    self.look_again(&commit, leg).await?;
+                    self.look_again(&commit, stands).await?;
                     fact = smaller;
                 }
                 (kept, _) => {
@@ -249,7 +256,9 @@ impl<'a> Drive<'a> {
     async fn go_on(&mut self, commit: &Commit, places: Vec<Place>) -> Result<(), Stopped> {
         self.let_go = commit.next != Next::Owner;
         if commit.binding.is_some() {
+            // No call is out: a revision opens only between two steps.
             self.binding = Arc::new(self.envelope.binding.clone());
+            self.gate = Gate::default();
         }
         if self.envelope.head.status.is_terminal() {
             let status = self.envelope.head.status.code();
@@ -304,6 +313,7 @@ impl<'a> Drive<'a> {
         tokio::select! {
             ended = self.calls.next() => match ended {
                 Some((key, outcome)) => {
+                    self.heed_news();
                     metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
                     self.decide(Fact::CallEnded { key, outcome }).await
                 }
@@ -331,37 +341,6 @@ impl<'a> Drive<'a> {
             }
         }
         Ok(())
-    }
-
-    /// A leg without a caller compares catalogs before it sends anything.
-    async fn check_catalog(&mut self) -> Result<(), Stopped> {
-        let entries = self.envelope.binding.entries.clone();
-        let mut waits = CATALOG_WAITS_MS.iter();
-        loop {
-            let max_age = self.shared.settings.catalog_max_age;
-            let reading = self.shared.parts.dispatch.read(self.claim, &entries, &self.secrets, max_age);
-            let read = tokio::select! {
-                read = reading => read,
-                () = self.signals.cancel.cancelled() => return Ok(()),
-                () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
-                () = self.shared.draining.cancelled() => return Err(Stopped::Draining),
-            };
-            match (read, waits.next()) {
-                (Ok(read), _) => {
-                    let served = Box::new(merge(entries, &read.catalogs).0);
-                    return self.decide(Fact::CatalogRead { served }).await;
-                }
-                (Err(unreachable), None) => {
-                    let message = unreachable.to_string();
-                    return self.decide(Fact::CatalogUnreadable { message }).await;
-                }
-                (Err(_), Some(wait)) => {
-                    if self.pause(Duration::from_millis(*wait)).await? {
-                        return Ok(());
-                    }
-                }
-            }
-        }
     }
 
     /// Waits; `true` when a wish to cancel came first.

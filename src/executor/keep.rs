@@ -19,6 +19,9 @@ pub(super) fn smaller(fact: &Fact) -> Option<Fact> {
     match fact {
         Fact::TurnEnded { turn, .. } => Some(Fact::TurnUnstorable { usage: turn.usage }),
         Fact::TurnStreamed { .. } => Some(Fact::TurnUnstorable { usage: TurnUsage::default() }),
+        Fact::CatalogReread { .. } => {
+            Some(Fact::CatalogNotReread { message: "what it serves cannot be stored".to_owned() })
+        }
         Fact::CallEnded { key, outcome: Outcome::Answered(answer) } if *answer != unstorable() => {
             Some(Fact::CallEnded { key: *key, outcome: Outcome::Answered(unstorable()) })
         }
@@ -61,8 +64,8 @@ impl Drive<'_> {
         Ok(self.shared.parts.store.run_revision(self.claim).await? == Some(commit.head.revision))
     }
 
-    /// The run as it stood before a commit that was refused, in the same leg.
-    pub(super) async fn look_again(&mut self, refused: &Commit, leg: Leg) -> Result<(), Stopped> {
+    /// The run as it stood before a commit that was refused, in the same leg and with the same announcement.
+    pub(super) async fn look_again(&mut self, refused: &Commit, (leg, announced): (Leg, bool)) -> Result<(), Stopped> {
         let loaded = loop {
             match self.shared.parts.store.run_load(&self.claim.tenant, self.claim.uid).await {
                 Ok(loaded) => break loaded.ok_or(Stopped::Gone)?,
@@ -76,7 +79,7 @@ impl Drive<'_> {
         if loaded.fence != self.claim.fence || loaded.envelope.head.revision != refused.expected {
             return Err(Stopped::LeaseLost);
         }
-        self.envelope = Envelope { leg, ..loaded.envelope };
+        self.envelope = Envelope { leg, announced, turn_told: self.envelope.turn_told, ..loaded.envelope };
         Ok(())
     }
 

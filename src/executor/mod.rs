@@ -1,6 +1,7 @@
 //! Moves runs forward. Each owned run is one task that asks `next` and does it: decide, keep, tell, in this order.
 //! Knows no HTTP; never holds a database connection across a network call.
 
+mod catalog;
 mod drive;
 mod keep;
 mod lease;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
-use crate::dispatch::Dispatch;
+use crate::dispatch::{Dispatch, Watched};
 use crate::model::Models;
 use crate::run::envelope::Envelope;
 use crate::run::fact::Reconciliation;
@@ -30,6 +31,7 @@ use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
 use lease::Lease;
 use room::Rooms;
+use stopped::Stopped;
 
 /// How this node executes.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +104,22 @@ struct Signals {
     decided: Arc<Notify>,
 }
 
+impl Signals {
+    /// What comes of it; `None` when a wish to cancel the run came first.
+    async fn unless_called_off<T>(
+        &self,
+        work: impl Future<Output = T>,
+        draining: &CancellationToken,
+    ) -> Result<Option<T>, Stopped> {
+        tokio::select! {
+            came = work => Ok(Some(came)),
+            () = self.cancel.cancelled() => Ok(None),
+            () = self.lost.cancelled() => Err(Stopped::LeaseLost),
+            () = draining.cancelled() => Err(Stopped::Draining),
+        }
+    }
+}
+
 /// A slot on this node, with its place in the tenant's share; given back when dropped.
 #[derive(Debug)]
 pub struct Slot {
@@ -165,9 +183,9 @@ impl Executor {
         self.shared.take_place(node, tenant, permit)
     }
 
-    /// Drives a run that was admitted as this node's own.
-    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope) {
-        self.shared.spawn(slot, claim, Some(envelope));
+    /// Drives a run that was admitted as this node's own, on the servers as they were read for it.
+    pub fn begin(&self, slot: Slot, claim: Claim, envelope: Envelope, watched: Watched) {
+        self.shared.spawn(slot, claim, Some((envelope, watched)));
     }
 
     /// Some run is due.
@@ -213,7 +231,7 @@ impl Shared {
         Some(Slot { node, tenant: tenant.clone(), tenants, _permit: permit })
     }
 
-    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<Envelope>) {
+    fn spawn(self: &Arc<Self>, slot: Slot, claim: Claim, begun: Option<drive::Begun>) {
         let signals = Signals::default();
         self.owned.insert(claim.uid, (claim.fence, signals.clone()));
         // A node that was taken for dead meanwhile goes on under another name, and its new lease says nothing of what

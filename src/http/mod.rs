@@ -2,6 +2,7 @@
 //! writes no row, and is the only module that knows a status code.
 
 mod admin;
+mod bindings;
 mod events;
 mod extract;
 mod feed;

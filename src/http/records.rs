@@ -6,12 +6,14 @@ use axum::Json;
 use axum::extract::{RawQuery, State};
 
 use super::Api;
+use super::bindings::BindingRevision;
 use super::extract::{Reader, ReceiptPath, RunPath};
 use super::problem::ApiError;
 use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, encode};
 use super::runs::{fetch, take_filter};
 use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run, place};
 use crate::auth::Caller;
+use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::ids::CallId;
 use crate::store::{FoundCall, ReceiptFilter, RunView};
@@ -143,7 +145,7 @@ pub(super) async fn receipt_search(
     get, path = "/v1/runs/{run_id}/envelope", operation_id = "envelope_fetch", tag = "runs",
     security(("bearer" = ["runs:read"])),
     params(("run_id" = String, Path, description = "The run's name")),
-    responses((status = 200, description = "The run, its binding, messages and receipts", body = EnvelopeView))
+    responses((status = 200, description = "The run, all revisions of its binding, messages and receipts", body = EnvelopeView))
 )]
 pub(super) async fn envelope_fetch(
     State(api): State<Arc<Api>>,
@@ -153,8 +155,23 @@ pub(super) async fn envelope_fetch(
     let view = fetch(&api, &caller, &id).await?;
     let messages = every_message(&api, &caller, &view).await?;
     let receipts = every_receipt(&api, &caller, &view).await?;
-    let run = Run::from(view);
-    Ok(Json(EnvelopeView { bindings: vec![run.binding()], run, messages, receipts }))
+    let bindings = every_binding(&api, &caller, &view).await?;
+    Ok(Json(EnvelopeView { bindings, run: Run::from(view), messages, receipts }))
+}
+
+async fn every_binding(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<BindingRevision>, ApiError> {
+    let (mut all, mut before) = (Vec::new(), None::<Binding>);
+    loop {
+        let after = before.as_ref().map_or(0, |binding| binding.revision);
+        let page = api.store.binding_list(&caller.tenant, run.uid, after, PAGE).await?;
+        if page.is_empty() {
+            return Ok(all);
+        }
+        for binding in page {
+            all.push(BindingRevision::new(binding.clone(), before.as_ref()));
+            before = Some(binding);
+        }
+    }
 }
 
 async fn every_message(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<MessageView>, ApiError> {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::bindings::BindingRevision;
 use super::links::{self, Link};
 use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
@@ -347,17 +348,10 @@ pub(super) struct ReceiptPage {
 pub(super) struct EnvelopeView {
     /// The run.
     pub(super) run: Run,
-    /// What it was bound to, oldest first; this version keeps the current revision.
-    pub(super) bindings: Vec<BindingView>,
+    /// What it was bound to, oldest first; the last is the current one.
+    pub(super) bindings: Vec<BindingRevision>,
     /// The whole conversation.
     pub(super) messages: Vec<MessageView>,
     /// Every receipt.
     pub(super) receipts: Vec<Receipt>,
-}
-
-impl Run {
-    /// What it is bound to now.
-    pub(super) fn binding(&self) -> BindingView {
-        self.binding.clone()
-    }
 }

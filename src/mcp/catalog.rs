@@ -1,11 +1,12 @@
 //! The tools of one connection: all pages, read once and kept while they are fresh.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rmcp::model::{ErrorCode, PaginatedRequestParams, Tool};
+use rmcp::model::{ErrorCode, PaginatedRequestParams, Tool, ToolAnnotations};
 use rmcp::service::ServiceError;
 use serde_json::Value;
 use tokio::sync::Mutex;
@@ -13,23 +14,89 @@ use tokio::time::Instant;
 
 use super::McpFault;
 use super::connection::Connection;
+use super::pool::Lease;
 use crate::failpoint;
-use crate::run::binding::{ServedCatalog, ServedTool};
+use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 
 /// A server with more pages or tools than this is refused, not cut: a model must not be offered half a catalog.
 const PAGES_MAX: usize = 100;
 const TOOLS_MAX: usize = 2_000;
 
+/// What a server said of its list of tools: only ever that there is another one.
+#[derive(Debug, Default)]
+pub(super) struct Announcements(AtomicU64);
+
+impl Announcements {
+    /// The server's list of tools may be another one from now on.
+    pub(super) fn announce(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// The tools of a connection, as last read.
 pub(super) struct CatalogCache {
-    /// Set when the server announced a change.
-    stale: Arc<AtomicBool>,
-    read: Mutex<Option<(Instant, Arc<ServedCatalog>)>>,
+    announcements: Arc<Announcements>,
+    read: Mutex<Option<Reading>>,
 }
 
 impl CatalogCache {
-    pub(super) fn new(stale: Arc<AtomicBool>) -> Self {
-        Self { stale, read: Mutex::new(None) }
+    pub(super) fn new(announcements: Arc<Announcements>) -> Self {
+        Self { announcements, read: Mutex::new(None) }
+    }
+}
+
+/// One reading of all tools.
+#[derive(Clone)]
+pub(super) struct Reading {
+    at: Instant,
+    /// How many announcements had come when it began.
+    announced: u64,
+    pub(super) catalog: Arc<ServedCatalog>,
+}
+
+/// A reading, and whether it still holds. While it is kept, its connection is in use.
+#[derive(Clone)]
+pub struct Subscription {
+    lease: Arc<Lease>,
+    announced: u64,
+}
+
+/// What became of a reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum News {
+    /// Nothing was heard.
+    None,
+    /// The connection is gone: something may have been missed.
+    Lost,
+    /// The server announced another list of tools.
+    Announced,
+}
+
+impl Subscription {
+    pub(super) fn new(lease: Lease, reading: &Reading) -> Self {
+        Self { lease: Arc::new(lease), announced: reading.announced }
+    }
+
+    /// What became of the reading since.
+    pub fn news(&self) -> News {
+        let connection = self.lease.connection();
+        if connection.catalog.announcements.count() != self.announced {
+            News::Announced
+        } else if connection.is_alive() {
+            News::None
+        } else {
+            News::Lost
+        }
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Subscription").field(&self.news()).finish()
     }
 }
 
@@ -38,18 +105,18 @@ impl Connection {
     ///
     /// # Errors
     /// What went wrong, in words without secrets.
-    pub(super) async fn tools(&self, max_age: Duration, patience: Duration) -> Result<Arc<ServedCatalog>, McpFault> {
+    pub(super) async fn tools(&self, max_age: Duration, patience: Duration) -> Result<Reading, McpFault> {
         let asked = Instant::now();
         // Held while reading, so that many askers make one reading.
         let mut read = self.catalog.read.lock().await;
-        if let Some((at, catalog)) = read.as_ref() {
-            let is_fresh = at.elapsed() < max_age || *at >= asked;
-            if is_fresh && !self.catalog.stale.load(Ordering::Acquire) && self.is_alive() {
-                return Ok(Arc::clone(catalog));
+        if let Some(kept) = read.as_ref() {
+            let is_fresh = kept.at.elapsed() < max_age || kept.at >= asked;
+            if is_fresh && kept.announced == self.catalog.announcements.count() && self.is_alive() {
+                return Ok(kept.clone());
             }
         }
-        // Cleared first: an announcement during the reading counts.
-        self.catalog.stale.store(false, Ordering::Release);
+        // Looked at first: an announcement during the reading counts.
+        let announced = self.catalog.announcements.count();
         let at = Instant::now();
         failpoint::pass("catalog.read.before");
         let pages = tokio::time::timeout(patience, self.read_pages()).await;
@@ -58,8 +125,9 @@ impl Connection {
             Ok(catalog) => Arc::new(catalog?),
             Err(_elapsed) => return Err(unreadable(&format!("no answer within {} ms", patience.as_millis()))),
         };
-        *read = Some((at, Arc::clone(&catalog)));
-        Ok(catalog)
+        let reading = Reading { at, announced, catalog };
+        *read = Some(reading.clone());
+        Ok(reading)
     }
 
     async fn read_pages(&self) -> Result<ServedCatalog, McpFault> {
@@ -116,6 +184,15 @@ fn served(tool: Tool) -> ServedTool {
         description: tool.description.map(std::borrow::Cow::into_owned),
         input_schema: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
         output_schema: tool.output_schema.map(|schema| Value::Object(Arc::unwrap_or_clone(schema))),
+        hints: tool.annotations.as_ref().map_or_else(Hints::default, hints),
+    }
+}
+
+fn hints(annotations: &ToolAnnotations) -> Hints {
+    Hints {
+        read_only: annotations.read_only_hint,
+        destructive: annotations.destructive_hint,
+        idempotent: annotations.idempotent_hint,
     }
 }
 

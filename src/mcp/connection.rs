@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::attempt::{Attempt, Stage};
-use super::catalog::CatalogCache;
+use super::catalog::{Announcements, CatalogCache};
 use super::link::Link;
 use super::outcome::Ended;
 use super::transport::TrackedClient;
@@ -59,7 +59,7 @@ pub(super) struct Connection {
 
 /// What a server may tell us unasked.
 struct Listener {
-    stale: Arc<AtomicBool>,
+    announcements: Arc<Announcements>,
 }
 
 impl ClientHandler for Listener {
@@ -71,7 +71,7 @@ impl ClientHandler for Listener {
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
-        self.stale.store(true, Ordering::Release);
+        self.announcements.announce();
     }
 }
 
@@ -111,8 +111,8 @@ impl Connection {
         lifecycle: ClientLifecycleMode,
         patience: Duration,
     ) -> Result<Self, McpFault> {
-        let stale = Arc::new(AtomicBool::new(false));
-        let opening = Listener { stale: Arc::clone(&stale) }.serve_with_lifecycle(transport, lifecycle);
+        let announcements = Arc::<Announcements>::default();
+        let opening = Listener { announcements: Arc::clone(&announcements) }.serve_with_lifecycle(transport, lifecycle);
         let service = match tokio::time::timeout(patience, opening).await {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -138,7 +138,7 @@ impl Connection {
             service: Mutex::new(Some(service)),
             retired: AtomicBool::new(false),
             opened: Instant::now(),
-            catalog: CatalogCache::new(stale),
+            catalog: CatalogCache::new(announcements),
         })
     }
 
@@ -150,6 +150,11 @@ impl Connection {
     /// Whether calls can still be made on it.
     pub(super) fn is_alive(&self) -> bool {
         !self.retired.load(Ordering::Acquire) && !self.peer.is_transport_closed() && !self.client.session_lost()
+    }
+
+    /// How many calls are out on it.
+    pub(super) fn calls_out(&self) -> usize {
+        self.client.calls_out()
     }
 
     /// Takes it out of use; calls that are out go on.

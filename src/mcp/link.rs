@@ -37,6 +37,14 @@ impl Link {
         }
     }
 
+    /// How many calls are out.
+    pub(super) fn calls_out(&self) -> usize {
+        match self {
+            Self::Http(client) => client.calls_out(),
+            Self::Stdio(pipes) => pipes.calls_out(),
+        }
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         match self {

@@ -26,6 +26,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 pub use stdio::{StdioServer, stand_guard};
 

@@ -97,6 +97,11 @@ impl TrackedClient {
         self.shared.session_lost.load(Ordering::Acquire)
     }
 
+    /// How many calls are out.
+    pub(super) fn calls_out(&self) -> usize {
+        self.shared.calls.len() + self.shared.told.len()
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {

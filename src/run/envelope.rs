@@ -36,6 +36,11 @@ pub struct Envelope {
     /// How many calls may leave with the next fact, as its driver says before each; never stored. Whoever loads a run
     /// knows of no limit.
     pub room: usize,
+    /// Whether a server announced another list of tools since the catalogs were read, as the driver says before each
+    /// step, or they could not be read when they should have been; never stored. A leg begins by reading them.
+    pub announced: bool,
+    /// Whether readers were told that the next turn begins; never stored.
+    pub turn_told: bool,
 }
 
 /// How far a leg has come.
@@ -92,6 +97,9 @@ pub struct HeadState {
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
+    /// How often in a row the catalogs could not be read again.
+    #[serde(default)]
+    pub catalog_failures: u32,
     /// What a resume tightened the run's limits to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,

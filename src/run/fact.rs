@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::binding::Binding;
+use super::binding::{Binding, Warning};
 use super::call::CallTarget;
 use super::event::Part;
 use super::ids::{Actor, CallId, CallKey};
@@ -24,6 +24,18 @@ pub enum Fact {
     },
     /// A required server could not be read.
     CatalogUnreadable {
+        /// For people; names the server.
+        message: String,
+    },
+    /// The servers were read again after an announcement, while nothing was out.
+    CatalogReread {
+        /// What they serve now.
+        served: Box<Binding>,
+        /// What reading them brought up.
+        warnings: Vec<Warning>,
+    },
+    /// A server that had announced other tools could not be read.
+    CatalogNotReread {
         /// For people; names the server.
         message: String,
     },
@@ -100,6 +112,8 @@ pub struct Resume {
     pub retry: Vec<CallRef>,
     /// What the servers serve now, with the entries that the caller gave or the run's own.
     pub served: Binding,
+    /// What reading them brought up.
+    pub warnings: Vec<Warning>,
     /// What to do about a catalog that changed while the run was down.
     pub on_catalog_change: CatalogPolicy,
     /// Tighter limits for the rest of the run's life.

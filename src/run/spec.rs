@@ -283,6 +283,9 @@ pub struct McpEntry {
     /// What the tools may do to the world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
+    /// Whether the server is believed about the effects of tools whose class is not declared here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust_annotations: bool,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,

@@ -18,6 +18,10 @@ pub enum SuspendReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StopReason {
+    /// The servers' tools changed, and the run was told to stop then.
+    McpCatalogChanged,
+    /// The servers announced other tools, and these could not be read again and again.
+    McpCatalogUnreadable,
     /// `limits.max_turns` model turns were made.
     MaxTurns,
     /// `limits.max_tool_calls` calls were made.
@@ -77,6 +81,8 @@ codes!(SuspendReason {
     McpUnreachable => "mcp-unreachable",
 });
 codes!(StopReason {
+    McpCatalogChanged => "mcp-catalog-changed",
+    McpCatalogUnreadable => "mcp-catalog-unreadable",
     MaxTurns => "max-turns",
     MaxToolCalls => "max-tool-calls",
     BudgetTokens => "budget.tokens",

@@ -10,6 +10,8 @@ pub enum Step {
     BeginLeg,
     /// Read the servers' catalogs and compare them with the record.
     CheckCatalog,
+    /// A server announced another list of tools: read the catalogs again before the model is asked.
+    RefreshCatalog,
     /// Ask the model for the next turn.
     AskModel,
     /// Calls are out: wait for one to end, and for room where more of them could leave.
@@ -33,6 +35,7 @@ pub fn next(envelope: &Envelope) -> Step {
             Leg::CheckingCatalog => Step::CheckCatalog,
             Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
+            Leg::Working if envelope.announced => Step::RefreshCatalog,
             Leg::Working => Step::AskModel,
             Leg::Cancelling => Step::Cancel,
         },

@@ -36,7 +36,7 @@ pub use page::{PAGE_BYTES, Page};
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
 
-use crate::run::binding::CatalogRecord;
+use crate::run::binding::{Binding, CatalogRecord};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head};
@@ -287,6 +287,14 @@ pub trait RunStore: Send + Sync {
         after: i64,
         limit: u32,
     ) -> Result<Page<StoredEvent>, StoreError>;
+    /// What a run was bound to, in order of revision, strictly after `after`.
+    async fn binding_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: u32,
+        limit: u32,
+    ) -> Result<Page<Binding>, StoreError>;
     /// The sealed secrets of a run.
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError>;
     /// One stored secret for each master key that sealed any: what a start-up check must be able to open.

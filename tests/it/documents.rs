@@ -9,6 +9,8 @@ use crate::source::{self, SourceFile};
 #[derive(Debug, PartialEq, Eq)]
 struct Row {
     number: u32,
+    /// What holds, in a sentence.
+    statement: String,
     tests: Vec<String>,
 }
 
@@ -17,10 +19,11 @@ fn rows(document: &str) -> Vec<Row> {
     let mut found = Vec::new();
     for line in document.lines() {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [number, _, tests] = cells.as_slice() else { continue };
+        let [number, statement, tests] = cells.as_slice() else { continue };
         let Ok(number) = number.trim_start_matches('A').parse() else { continue };
         let tests = tests.split(',').map(|test| test.trim().trim_matches('`').to_owned());
-        found.push(Row { number, tests: tests.filter(|test| !test.is_empty()).collect() });
+        let statement = (*statement).to_owned();
+        found.push(Row { number, statement, tests: tests.filter(|test| !test.is_empty()).collect() });
     }
     found
 }
@@ -76,6 +79,9 @@ fn table_offences(document: &str, functions: &BTreeSet<String>, numbers_of: fn(&
         if number <= before {
             offences.push(format!("{number} stands after {before}"));
         }
+        if row.statement.len() < 20 {
+            offences.push(format!("{number} does not say what holds: {:?}", row.statement));
+        }
         if row.tests.is_empty() {
             offences.push(format!("{number} names no test"));
         }
@@ -119,14 +125,16 @@ fn the_table_of_field_cases_names_the_tests_that_exist() {
 fn a_wrong_table_of_behaviours_is_found() {
     let made_up = SourceFile::made_up("x.rs", "fn b007_a() {} fn b034_to_b036_b() {} fn plain() {} // fn b099_c() {}");
     let functions = functions(&[made_up]);
-    let right = "| 7 | x | `b007_a` |\n| 34 | x | `b034_to_b036_b`, `plain` |\n| 35 | x | `b034_to_b036_b` |\n\
-                 | 36 | x | `b034_to_b036_b` |\n";
+    let right = "| 7 | a sentence that says it | `b007_a` |\n| 34 | a sentence that says it | `b034_to_b036_b`, `plain` |\n\
+                 | 35 | a sentence that says it | `b034_to_b036_b` |\n\
+                 | 36 | a sentence that says it | `b034_to_b036_b` |\n";
     let offences = |document: &str| table_offences(document, &functions, numbers_of).len();
     assert_eq!(offences(right), 0);
     assert_eq!(offences(&right.replace("plain", "planned")), 1);
     assert_eq!(offences(&right.replace("`b007_a`", "")), 2);
     assert_eq!(offences(&right.replace("| 36 |", "| 30 |")), 2);
     assert_eq!(offences(""), 4);
+    assert_eq!(offences(&right.replacen("a sentence that says it", "TODO", 1)), 1);
 }
 
 #[test]

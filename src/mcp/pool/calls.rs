@@ -94,7 +94,7 @@ impl McpPool {
     ) -> (Outcome, Remedy) {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
-        let (stage, ended) = lease.pooled.connection.attempt(request, limits, cancel).await;
+        let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
         let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {

@@ -24,7 +24,9 @@ use self::breaker::Breakers;
 use self::dial::Dialer;
 use self::key::{Key, key_of};
 use self::places::{Place, Places, Shortage};
-use self::slot::{Failure, Held, Lease, Pooled, Slot};
+pub(super) use self::slot::Lease;
+use self::slot::{Failure, Held, Pooled, Slot};
+use super::catalog::Subscription;
 use super::stdio::Children;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
 use crate::net::Egress;
@@ -76,19 +78,32 @@ impl McpPool {
         target: &McpTarget,
         max_age: Duration,
     ) -> Result<Arc<ServedCatalog>, McpFault> {
+        self.read(tenant, target, max_age).await.map(|(catalog, _)| catalog)
+    }
+
+    /// The same, with what it takes to hear whether the reading still holds.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub async fn read(
+        &self,
+        tenant: &TenantId,
+        target: &McpTarget,
+        max_age: Duration,
+    ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
-        let lease = self.lease(tenant, target).await?;
-        match lease.pooled.connection.tools(max_age, patience).await {
-            Ok(catalog) => Ok(catalog),
+        let mut lease = self.lease(tenant, target).await?;
+        let mut read = lease.connection().tools(max_age, patience).await;
+        if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
-            Err(fault) if lease.is_new => Err(fault),
-            Err(_stale) => {
-                lease.drop_connection().await;
-                drop(lease);
-                let lease = self.lease(tenant, target).await?;
-                lease.pooled.connection.tools(max_age, patience).await
-            }
+            lease.drop_connection().await;
+            drop(lease);
+            lease = self.lease(tenant, target).await?;
+            read = lease.connection().tools(max_age, patience).await;
         }
+        let reading = read?;
+        let subscription = Subscription::new(lease, &reading);
+        Ok((reading.catalog, subscription))
     }
 
     /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
@@ -142,6 +157,14 @@ impl McpPool {
         self.places.open()
     }
 
+    /// How many calls are out on connections of the pool that nobody is just opening.
+    pub fn calls_out(&self) -> usize {
+        let out = |slot: &Arc<Slot>| {
+            slot.held.try_lock().ok()?.connection.as_ref().map(|pooled| pooled.connection.calls_out())
+        };
+        self.slots.iter().filter_map(|slot| out(slot.value())).sum()
+    }
+
     /// How many processes of servers are there.
     pub fn processes(&self) -> usize {
         self.dialer.children.count()
@@ -163,8 +186,12 @@ impl McpPool {
     /// Takes slots out of the pool. Whoever uses one keeps it, and its connection, until then.
     fn retire_all_but(&self, kept: Option<&Key>, tenant: &TenantId, name: &str) {
         self.slots.retain(|key, slot| {
-            let is_meant = slot.private_to.is_none() && slot.name.as_deref() == Some(name) && slot.tenant == *tenant;
-            !is_meant || kept == Some(key)
+            let is_named = slot.private_to.is_none() && slot.name.as_deref() == Some(name);
+            let is_kept = !is_named || slot.tenant != *tenant || kept == Some(key);
+            if !is_kept {
+                slot.retire();
+            }
+            is_kept
         });
     }
 
@@ -196,6 +223,7 @@ impl McpPool {
                 let pooled = Arc::new(pooled);
                 let lease = Lease::new(&pooled, &slot, true);
                 *held = Held { connection: Some(pooled), last_used: Some(Instant::now()), failed: None };
+                slot.retire_connection(&held);
                 Ok(lease)
             }
             Err(fault) => {
@@ -211,13 +239,7 @@ impl McpPool {
         let mut is_new = false;
         let entry = self.slots.entry(key).or_insert_with(|| {
             is_new = true;
-            Arc::new(Slot {
-                tenant: tenant.clone(),
-                server: target.endpoint.server(),
-                name: target.name.clone(),
-                private_to: target.private_to,
-                held: tokio::sync::Mutex::new(Held::default()),
-            })
+            Slot::new(tenant, target)
         });
         let slot = Arc::clone(entry.value());
         drop(entry);

@@ -1,14 +1,14 @@
 //! The place of one connection in the pool, the connection in it, and who uses it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::Mutex;
 use tokio::time::{Duration, Instant};
 
 use super::places::Place;
 use crate::mcp::connection::Connection;
-use crate::mcp::{McpFault, PoolSettings};
+use crate::mcp::{McpFault, McpTarget, PoolSettings};
 use crate::run::ids::{Fence, RunUid, TenantId};
 
 /// The place of one connection.
@@ -18,8 +18,40 @@ pub(super) struct Slot {
     /// The name that its server is known under, if any.
     pub(super) name: Option<String>,
     pub(super) private_to: Option<(RunUid, Fence)>,
+    /// Set once its configuration is an earlier one.
+    retired: AtomicBool,
     /// Held while connecting: that is what makes many first users one handshake.
     pub(super) held: Mutex<Held>,
+}
+
+impl Slot {
+    pub(super) fn new(tenant: &TenantId, target: &McpTarget) -> Arc<Self> {
+        Arc::new(Self {
+            tenant: tenant.clone(),
+            server: target.endpoint.server(),
+            name: target.name.clone(),
+            private_to: target.private_to,
+            retired: AtomicBool::new(false),
+            held: Mutex::default(),
+        })
+    }
+
+    /// Takes its connection out of use, also one that is being opened: whoever watches it looks for another.
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::Release);
+        if let Ok(held) = self.held.try_lock() {
+            self.retire_connection(&held);
+        }
+    }
+
+    /// The same once it is open, by whoever holds the lock.
+    pub(super) fn retire_connection(&self, held: &Held) {
+        if let Some(pooled) = &held.connection
+            && self.retired.load(Ordering::Acquire)
+        {
+            pooled.connection.retire();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -48,7 +80,7 @@ pub(super) struct Pooled {
 
 /// A connection in use: while it is held the pool does not close it. One that was taken out of the pool closes when the
 /// last of its leases ends.
-pub(super) struct Lease {
+pub(in crate::mcp) struct Lease {
     pub(super) pooled: Arc<Pooled>,
     pub(super) slot: Arc<Slot>,
     pub(super) is_new: bool,
@@ -93,6 +125,11 @@ impl Lease {
     pub(super) fn new(pooled: &Arc<Pooled>, slot: &Arc<Slot>, is_new: bool) -> Self {
         pooled.users.fetch_add(1, Ordering::AcqRel);
         Self { pooled: Arc::clone(pooled), slot: Arc::clone(slot), is_new }
+    }
+
+    /// The connection that is used.
+    pub(in crate::mcp) fn connection(&self) -> &Connection {
+        &self.pooled.connection
     }
 
     /// Takes the connection out of the pool; calls that are out on it go on.

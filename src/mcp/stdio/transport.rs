@@ -207,6 +207,11 @@ impl StdioLink {
         self.0.gone.is_cancelled()
     }
 
+    /// How many calls are out.
+    pub(in crate::mcp) fn calls_out(&self) -> usize {
+        self.0.calls.len() + self.0.told.len()
+    }
+
     /// Takes a call off the table of those that are out.
     pub(in crate::mcp) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {

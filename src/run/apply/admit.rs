@@ -45,6 +45,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         usage: Usage::default(),
         progressed: false,
         model_failures: 0,
+        catalog_failures: 0,
         limits: None,
         worked_ms: 0,
         leg_began_at: None,
@@ -74,6 +75,8 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         calls: Vec::new(),
         leg: Leg::Outside,
         room: usize::MAX,
+        announced: false,
+        turn_told: false,
     };
     let mut draft = Draft::new(&mut envelope, now);
     draft.bind(new.binding);

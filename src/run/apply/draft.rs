@@ -1,6 +1,6 @@
 //! A commit while it is written: every change of the envelope leaves its row or its event here.
 
-use crate::run::binding::{Binding, Warning};
+use crate::run::binding::{Binding, Drift, Warning};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
@@ -56,6 +56,15 @@ impl<'a> Draft<'a> {
         self.part(turn, Part::Warning { warning });
     }
 
+    /// Tells what was not told before: a catalog that is read again brings up the same things again.
+    pub(super) fn warn_of_new(&mut self, warnings: Vec<Warning>) {
+        for warning in warnings {
+            if !self.envelope.head.state.warnings.contains(&warning) {
+                self.warn(warning);
+            }
+        }
+    }
+
     pub(super) fn message(&mut self, turn: u32, role: Role, content: Vec<Content>) {
         let position = self.envelope.head.state.messages;
         self.envelope.head.state.messages = position.saturating_add(1);
@@ -92,8 +101,21 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn bind(&mut self, binding: Binding) {
+        let binding = Binding { at: Some(self.now), ..binding };
         self.envelope.binding = binding.clone();
         self.binding = Some(binding);
+    }
+
+    /// Opens the revision that follows, of what the servers serve now, and tells how it differs.
+    pub(super) fn rebind(&mut self, served: Binding, drift: Drift, warnings: Vec<Warning>) {
+        let (next, hidden) = served.following(&self.envelope.binding);
+        let revision = next.revision;
+        self.bind(next);
+        self.envelope.head.state.catalog_failures = 0;
+        let Drift { added, removed, changed } = drift;
+        self.event(EventBody::BindingRevised { revision, added, removed, changed });
+        self.warn_of_new(warnings);
+        self.warn_of_new(hidden);
     }
 
     pub(super) fn progress(&mut self) {

@@ -29,6 +29,8 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         }
     }
     let mut draft = Draft::new(envelope, now);
+    draft.envelope.announced = false;
+    draft.envelope.turn_told = false;
     enter(&mut draft);
     if draft.envelope.head.crashes >= MAX_CRASHES {
         close(&mut draft, Cause::Crash, "The run ended before the call was sent.");
@@ -89,6 +91,7 @@ pub(super) fn catalog_read(envelope: &mut Envelope, served: &Binding, now: Times
         draft.suspend(SuspendReason::McpCatalogChanged);
     } else {
         draft.envelope.leg = Leg::Working;
+        draft.envelope.head.state.catalog_failures = 0;
         proceed::proceed(&mut draft);
     }
     Ok(draft.commit())

@@ -9,6 +9,7 @@ mod draft;
 mod leg;
 mod proceed;
 mod reconcile;
+mod refresh;
 mod resume;
 mod settle;
 mod turn;
@@ -34,6 +35,8 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::LegBegan => leg::begin(envelope, now),
         Fact::CatalogRead { served } => leg::catalog_read(envelope, &served, now),
         Fact::CatalogUnreadable { message } => leg::catalog_unreadable(envelope, message, now),
+        Fact::CatalogReread { served, warnings } => refresh::reread(envelope, *served, warnings, now),
+        Fact::CatalogNotReread { message } => refresh::not_reread(envelope, &message, now),
         Fact::TurnStreamed { parts } => turn::streamed(envelope, parts, now),
         Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
@@ -50,9 +53,13 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
 fn require_asking(envelope: &Envelope) -> Result<(), Refusal> {
     match next(envelope) {
         Step::AskModel => Ok(()),
-        Step::BeginLeg | Step::CheckCatalog | Step::AwaitCalls | Step::AwaitRoom | Step::Cancel | Step::Rest => {
-            Err(Refusal::Impossible("the model was not asked"))
-        }
+        Step::BeginLeg
+        | Step::CheckCatalog
+        | Step::RefreshCatalog
+        | Step::AwaitCalls
+        | Step::AwaitRoom
+        | Step::Cancel
+        | Step::Rest => Err(Refusal::Impossible("the model was not asked")),
     }
 }
 

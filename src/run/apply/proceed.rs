@@ -76,6 +76,19 @@ fn ask_again(draft: &mut Draft<'_>) {
         draft.finish(Status::Stopped(reason));
         return;
     }
+    // What could not be read is read before each step until it can be.
+    draft.envelope.announced |= draft.envelope.head.state.catalog_failures > 0;
+    if !draft.envelope.announced {
+        tell_turn(draft);
+    }
+}
+
+/// Tells readers that the next turn begins, once.
+pub(super) fn tell_turn(draft: &mut Draft<'_>) {
+    if draft.envelope.turn_told {
+        return;
+    }
+    draft.envelope.turn_told = true;
     let turn = draft.envelope.head.state.turns.saturating_add(1);
     let model = draft.envelope.spec.model.name.clone();
     draft.event(EventBody::TurnStarted { turn, model });

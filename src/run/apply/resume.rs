@@ -3,10 +3,9 @@
 use super::draft::Draft;
 use super::reconcile;
 use crate::run::binding::{Binding, Drift, Warning, WarningKind};
-use crate::run::call::Call;
+use crate::run::call::{Backend, Call};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::event::EventBody;
 use crate::run::fact::{CallRef, Resume};
 use crate::run::ids::{CallId, CallKey};
 use crate::run::refusal::Refusal;
@@ -43,9 +42,12 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         draft.envelope.head.state.limits = Some(limits);
     }
     match drift {
-        // Accepted with no call open, so the run goes on.
-        Some(drift) => rebind(&mut draft, resume.served, drift),
-        None if resume.served.entries != draft.envelope.binding.entries => record(&mut draft, resume.served),
+        // A resume that must go on waiting records nothing: the one that goes on does.
+        Some(_) if waits => {}
+        Some(drift) => rebind(&mut draft, resume.served, drift, resume.warnings),
+        None if resume.served.entries != draft.envelope.binding.entries => {
+            record(&mut draft, resume.served, resume.warnings);
+        }
         None => {}
     }
     draft.progress();
@@ -70,8 +72,14 @@ fn refuse_drift(envelope: &Envelope, drift: &Drift, resume: &Resume) -> Result<(
     }
 }
 
+/// A call of a server's tool that was made against the record and has no result yet, sent or not. What its receipt
+/// allows does not matter: not even one that may be repeated may be repeated with another tool.
 fn in_flight(call: &Call) -> bool {
-    !call.stage.is_settled()
+    let is_served = call.target.as_ref().is_some_and(|target| match target.backend {
+        Backend::Mcp => true,
+        Backend::Worker => false,
+    });
+    is_served && !call.stage.is_settled()
 }
 
 /// A bare id that stands for several undecided calls allows none of them.
@@ -89,27 +97,21 @@ fn fits(named: &CallRef, call: &Call) -> bool {
     named.call_id == call.call_id && named.turn.is_none_or(|turn| turn == call.key.turn)
 }
 
-fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift) {
-    let revision = draft.envelope.binding.revision.saturating_add(1);
+/// The catalog that the caller accepted is the run's from now on, and it is said so.
+fn rebind(draft: &mut Draft<'_>, served: Binding, drift: Drift, warnings: Vec<Warning>) {
     let message = format!(
         "MCP tool catalog changed across resume ({drift}); the run's resume binding now records the new catalog."
     );
-    let served = served.keeping_unread_of(&draft.envelope.binding);
-    draft.bind(Binding { revision, ..served });
-    let Drift { added, removed, changed } = drift;
-    draft.event(EventBody::BindingRevised { revision, added, removed, changed });
+    draft.rebind(served, drift, warnings);
     draft.warn(Warning::mcp(WarningKind::Other, message, Some("mcp-catalog-changed")));
 }
 
 /// Entries that the caller gave are stored, though their tools are those of the record; a run without a record takes
 /// the catalog that it is resumed with.
-fn record(draft: &mut Draft<'_>, served: Binding) {
-    let revision = draft.envelope.binding.revision.saturating_add(1);
-    let added = match &draft.envelope.binding.mcp {
-        Some(_) => Vec::new(),
-        None => served.tools.iter().map(|tool| tool.name.clone()).collect(),
+fn record(draft: &mut Draft<'_>, served: Binding, warnings: Vec<Warning>) {
+    let drift = match &draft.envelope.binding.mcp {
+        Some(_) => Drift::default(),
+        None => Drift { added: served.tools.iter().map(|tool| tool.name.clone()).collect(), ..Drift::default() },
     };
-    let served = served.keeping_unread_of(&draft.envelope.binding);
-    draft.bind(Binding { revision, ..served });
-    draft.event(EventBody::BindingRevised { revision, added, removed: Vec::new(), changed: Vec::new() });
+    draft.rebind(served, drift, warnings);
 }

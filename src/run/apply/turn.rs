@@ -77,6 +77,7 @@ pub(super) fn ended(
     draft.progress();
     draft.envelope.head.state.turns = number;
     draft.envelope.head.state.model_failures = 0;
+    draft.envelope.turn_told = false;
     draft.envelope.head.state.usage.count(turn.usage);
     for part in parts {
         draft.part(number, part);

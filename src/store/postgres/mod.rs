@@ -26,6 +26,7 @@ use super::{
     FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
     RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
 };
+use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::fact::Reconciliation;
@@ -178,6 +179,17 @@ impl RunStore for SteadyPostgres {
     ) -> Result<Page<StoredEvent>, StoreError> {
         let store = self.now();
         self.within(&store, reads::event_list(&store, tenant, uid, after, limit)).await
+    }
+
+    async fn binding_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: u32,
+        limit: u32,
+    ) -> Result<Page<Binding>, StoreError> {
+        let store = self.now();
+        self.within(&store, reads::binding_list(&store, tenant, uid, after, limit)).await
     }
 
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError> {

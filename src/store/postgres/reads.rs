@@ -286,6 +286,31 @@ pub(super) async fn event_list(
     .await
 }
 
+pub(super) async fn binding_list(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    after: u32,
+    limit: u32,
+) -> Result<Page<Binding>, StoreError> {
+    let mut rows = sqlx::query_scalar::<_, String>(
+        "SELECT body::text FROM bindings \
+         WHERE tenant_id = $1 AND run_uid = $2 AND revision > $3 ORDER BY revision LIMIT $4 + 1",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .bind(i64::from(after))
+    .bind(i64::from(limit))
+    .fetch(&store.pool);
+    let mut filling = Filling::new(limit);
+    while let Some(body) = rows.try_next().await? {
+        if !filling.take(body.len(), body) {
+            break;
+        }
+    }
+    filling.page().try_map(|body| codec::decode("binding", &body))
+}
+
 pub(super) async fn secret_list(
     store: &PostgresStore,
     tenant: &TenantId,

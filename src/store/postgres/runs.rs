@@ -244,6 +244,8 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &PgRow) -> Result<Loaded, StoreEr
         head: head_columns(row)?.decode()?,
         leg: crate::run::envelope::Leg::Outside,
         room: usize::MAX,
+        announced: false,
+        turn_told: false,
     };
     Ok(Loaded {
         envelope,

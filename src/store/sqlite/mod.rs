@@ -26,6 +26,7 @@ use super::{
     FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
     RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
+use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::fact::Reconciliation;
@@ -207,6 +208,16 @@ impl RunStore for SqliteStore {
         limit: u32,
     ) -> Result<Page<StoredEvent>, StoreError> {
         reads::event_list(self, tenant, uid, after, limit).await
+    }
+
+    async fn binding_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: u32,
+        limit: u32,
+    ) -> Result<Page<Binding>, StoreError> {
+        reads::binding_list(self, tenant, uid, after, limit).await
     }
 
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError> {

@@ -244,6 +244,8 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &SqliteRow) -> Result<Loaded, Sto
         calls: Vec::new(),
         leg: crate::run::envelope::Leg::Outside,
         room: usize::MAX,
+        announced: false,
+        turn_told: false,
     };
     Ok(Loaded {
         envelope,

@@ -1,6 +1,7 @@
 //! The HTTP contract, against the router in this process: real store, real executor, scripted models.
 
 mod cancel;
+mod catalogs;
 mod delete;
 mod document;
 mod faults;
@@ -10,6 +11,7 @@ mod limits;
 mod probes;
 mod reconcile;
 mod records;
+mod refresh;
 mod resume;
 mod retention;
 mod streams;

@@ -6,6 +6,7 @@ mod deaf;
 mod demo;
 mod limits;
 mod outcomes;
+mod places;
 mod pool;
 mod real;
 mod stdio;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use countersign::mcp::{McpPool, McpTarget, PoolSettings};
+use countersign::mcp::{McpPool, McpTarget, News, PoolSettings};
 use countersign::run::ids::{Fence, RunUid, TenantId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -154,6 +154,33 @@ async fn idle_and_old_connections_are_closed_but_never_one_in_use() {
         tokio::join!(pool.keep_tidy(stop.clone()), closed);
         assert_eq!(pool.open_connections(), 0);
     }
+}
+
+#[tokio::test]
+async fn b107_whoever_watches_a_connection_keeps_it_and_hears_of_it_until_they_let_go() {
+    let fake = FakeMcp::start().await;
+    fake.let_listen();
+    let pool = pool_with(PoolSettings { idle_close: Duration::ZERO, ..settings() });
+    let target = target(&fake.url());
+    let (_, watched) = pool.read(&acme(), &target, FRESH).await.unwrap();
+    fake.wait_until(|fake| fake.count_http("GET") == 1).await;
+    pool.sweep();
+    assert_eq!((pool.open_connections(), watched.news()), (1, News::None), "in use");
+    fake.announce();
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
+    while watched.news() != News::Announced {
+        assert!(tokio::time::Instant::now() < deadline, "the announcement is not heard");
+        tokio::task::yield_now().await;
+    }
+    let (_, again) = pool.read(&acme(), &target, FRESH).await.unwrap();
+    assert_eq!((again.news(), watched.news()), (News::None, News::Announced), "each reading for itself");
+    assert_eq!((fake.count("tools/list"), fake.count("initialize")), (2, 1));
+    drop((watched, again));
+    pool.sweep();
+    assert_eq!(pool.open_connections(), 0, "nobody watches it any more");
+    let (_, private) = pool.read(&acme(), &target, FRESH).await.unwrap();
+    pool.close().await;
+    assert_eq!(private.news(), News::Lost);
 }
 
 #[tokio::test]

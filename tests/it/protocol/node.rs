@@ -54,8 +54,9 @@ impl Protocol {
             Step::AskModel | Step::AwaitCalls => {}
             // There is always room in this world: the limit is another matter.
             Step::AwaitRoom => self.decide(world, node, Fact::RoomCame),
-            // An owner lets go of a run with the commit that brings it to rest: it never finds one at rest.
-            Step::Rest | Step::Cancel => {
+            // An owner lets go of a run with the commit that brings it to rest: it never finds one at rest. No server of
+            // this world announces anything.
+            Step::Rest | Step::Cancel | Step::RefreshCatalog => {
                 world.note(Fault::Refused);
                 world.let_go(node);
             }

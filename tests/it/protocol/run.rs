@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use countersign::run::apply::{NewRun, admit};
-use countersign::run::binding::{ServedCatalog, ServedTool, merge};
-use countersign::run::call::{Backend, CallTarget, MAX_ATTEMPTS};
+use countersign::run::binding::{Hints, ServedCatalog, ServedTool, merge};
+use countersign::run::call::MAX_ATTEMPTS;
 use countersign::run::envelope::Envelope;
 use countersign::run::fact::{Fact, Reconciliation, Resolution, Ruling};
 use countersign::run::ids::{Actor, CallKey, RunId, RunUid, TenantId};
@@ -37,6 +37,7 @@ pub(super) fn queued(parallel: usize) -> Envelope {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
+        hints: Hints::default(),
     };
     let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)] };
     let entry = json!({"url": "https://billing.example.com/mcp", "replay": {PUT: "idempotent"}});
@@ -65,15 +66,7 @@ pub(super) fn turn_ended(run: &Envelope, tools: [&str; CALLS]) -> Fact {
     let written = |tool: &&str| WrittenCall { id: None, tool: (*tool).to_owned(), arguments: "{}".to_owned() };
     let ruling = |tool: &&str| {
         let bound = run.binding.tool(tool).unwrap();
-        let target = CallTarget {
-            backend: Backend::Mcp,
-            entry: bound.entry,
-            server: "billing".to_owned(),
-            server_tool: bound.server_tool.clone(),
-            class: bound.class,
-            replay: bound.replay,
-        };
-        Ruling::Admit { target, input: json!({}) }
+        Ruling::Admit { target: run.binding.target(bound), input: json!({}) }
     };
     let turn = ModelTurn {
         reasoning: vec![],

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use countersign::clock::SystemClock;
 use countersign::commands::{Allowances, Commands, CreateRun, LocalExecutor, Seat};
-use countersign::dispatch::Dispatch;
+use countersign::dispatch::{Dispatch, Watched};
 use countersign::executor::{Executor, ExecutorSettings, Parts};
 use countersign::mcp::McpPool;
 use countersign::model::Models;
@@ -85,7 +85,7 @@ impl LocalExecutor for Queue {
     fn seat(&self, _tenant: &TenantId) -> Option<Seat> {
         None
     }
-    fn begin(&self, _seat: Seat, claim: Claim, _envelope: Envelope) {
+    fn begin(&self, _seat: Seat, claim: Claim, _envelope: Envelope, _watched: Watched) {
         unreachable!("{claim:?} had no seat");
     }
     fn wake(&self) {

@@ -1,6 +1,6 @@
 //! Runs for tests, made by hand from the core's types.
 
-use countersign::run::binding::Binding;
+use countersign::run::binding::merge;
 use countersign::run::call::{Backend, Call, CallTarget, Stage};
 use countersign::run::commit::{Commit, Next};
 use countersign::run::envelope::{Head, HeadState};
@@ -53,6 +53,7 @@ impl Draft {
             usage: Usage::default(),
             progressed: false,
             model_failures: 0,
+            catalog_failures: 0,
             worked_ms: 0,
             leg_began_at: None,
             warnings: Vec::new(),
@@ -118,7 +119,7 @@ impl Draft {
 
     /// The first commit of a run, with an empty binding.
     pub(crate) fn admission(&mut self, owner: Option<NodeId>) -> Admission {
-        let binding = Binding { revision: 1, entries: Vec::new(), unread: Vec::new(), tools: Vec::new(), mcp: None };
+        let binding = merge(Vec::new(), &[]).0;
         Admission {
             tenant: self.tenant.clone(),
             uid: self.uid,

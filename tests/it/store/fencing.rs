@@ -62,13 +62,8 @@ async fn whole_commit(database: Database) {
     run.head.state.turns = 1;
     let mut made = run.next();
     made.calls_made = vec![call(1, 0, executing()), call(1, 1, executing())];
-    made.binding = Some(countersign::run::binding::Binding {
-        revision: 2,
-        entries: Vec::new(),
-        unread: Vec::new(),
-        tools: Vec::new(),
-        mcp: None,
-    });
+    let (bound, _) = countersign::run::binding::merge(Vec::new(), &[]);
+    made.binding = Some(countersign::run::binding::Binding { revision: 2, ..bound });
     assert!(apply(&*store, &claim, &made).await);
     let mut moved = run.become_(Status::Suspended(SuspendReason::ToolReconciliationRequired), Next::Rest);
     let done = countersign::run::call::Stage::Completed { settled_at: super::draft::at(3), output: json!({"ok": 1}) };

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -47,6 +47,10 @@ pub(crate) enum Step {
     Result(Value),
     /// A progress notification for the request.
     Progress(u32),
+    /// The news that there is another list of tools.
+    ListChanged,
+    /// The same each time the test says so; the stream stays open.
+    Announcements(watch::Receiver<u32>),
     /// A pause.
     Pause(Duration),
     /// The connection breaks here.
@@ -97,6 +101,7 @@ struct State {
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
+    announced: watch::Sender<u32>,
 }
 
 /// The running server; it ends when it is dropped.
@@ -134,6 +139,7 @@ impl FakeMcp {
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+            announced: watch::Sender::new(0),
         });
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let accepting = accept(listener, Arc::clone(&state), tasks.clone(), stop.clone());
@@ -184,6 +190,22 @@ impl FakeMcp {
     /// How a stream request (GET) is answered from now on.
     pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
         *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// Serves these tools from now on.
+    pub(crate) fn serve(&self, tools: Vec<Value>) {
+        self.on_list(move |_| Reply::Result(json!({ "tools": tools })));
+    }
+
+    /// Answers stream requests (GET) with a stream on which `announce` can be heard.
+    pub(crate) fn let_listen(&self) {
+        let announced = self.state.announced.subscribe();
+        self.on_get(move |_| Reply::Sse(vec![Step::Announcements(announced.clone())]));
+    }
+
+    /// Tells every listener that there is another list of tools.
+    pub(crate) fn announce(&self) {
+        self.state.announced.send_modify(|count| *count += 1);
     }
 
     /// The protocol revision that the handshake agrees on from now on.
@@ -378,6 +400,8 @@ async fn write_reply(
     write(stream, &format!("{}\r\n\r\n{body}", lines.join("\r\n"))).await
 }
 
+const LIST_CHANGED: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n";
+
 async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec<Step>) -> bool {
     write(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n").await;
     for step in steps {
@@ -393,6 +417,15 @@ async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec
                     "data: {}\n\n",
                     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
                 )
+            }
+            Step::ListChanged => LIST_CHANGED.to_owned(),
+            Step::Announcements(mut announced) => {
+                while announced.changed().await.is_ok() {
+                    if !write(stream, &format!("{:x}\r\n{LIST_CHANGED}\r\n", LIST_CHANGED.len())).await {
+                        return false;
+                    }
+                }
+                return false;
             }
             Step::Pause(pause) => {
                 tokio::time::sleep(pause).await;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use countersign::run::binding::Binding;
 use countersign::run::call::Call;
 use countersign::run::commit::Commit;
 use countersign::run::fact::Reconciliation;
@@ -188,6 +189,16 @@ impl RunStore for FlakyStore {
         limit: u32,
     ) -> Result<Page<StoredEvent>, StoreError> {
         self.store.event_list(tenant, uid, after, limit).await
+    }
+
+    async fn binding_list(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        after: u32,
+        limit: u32,
+    ) -> Result<Page<Binding>, StoreError> {
+        self.store.binding_list(tenant, uid, after, limit).await
     }
 
     async fn secret_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<SealedSecret>, StoreError> {

@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 pub(crate) mod counterparts;
 pub(crate) mod database;
 pub(crate) mod fake_mcp;
+pub(crate) mod fake_model;
 pub(crate) mod flaky_store;
 pub(crate) mod process;
 pub(crate) mod product;

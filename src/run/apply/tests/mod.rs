@@ -1,5 +1,6 @@
 //! The rules, on values only.
 
+mod catalogs;
 mod ends;
 mod matrix;
 mod properties;

@@ -13,7 +13,7 @@ use crate::run::envelope::Envelope;
 use crate::run::fact::{Fact, Resolution};
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
-use crate::run::spec::SideEffectClass;
+use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
 use crate::run::{Step, next};
 
@@ -25,10 +25,13 @@ struct Chance {
     dies: u8,
     /// How many calls may leave.
     room: usize,
+    /// Whether a server announced other tools.
+    announced: bool,
 }
 
 fn chances() -> impl Strategy<Value = Vec<Chance>> {
-    let chance = (any::<u8>(), any::<u8>(), 0..4_usize).prop_map(|(pick, dies, room)| Chance { pick, dies, room });
+    let chance = (any::<u8>(), any::<u8>(), 0..4_usize, any::<bool>());
+    let chance = chance.prop_map(|(pick, dies, room, announced)| Chance { pick, dies, room, announced });
     prop::collection::vec(chance, 1..120)
 }
 
@@ -45,7 +48,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+        let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+        run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
             stored: run.clone(),
             memory: run,
@@ -133,12 +137,14 @@ impl World {
     fn turn(&mut self, chance: &Chance) {
         let (pick, dies) = (usize::from(chance.pick), chance.dies);
         self.memory.room = chance.room;
+        self.memory.announced |= chance.announced;
         match next(&self.memory) {
             Step::BeginLeg => self.step(Fact::LegBegan, dies),
             Step::CheckCatalog if pick % 7 == 0 => {
                 self.step(Fact::CatalogUnreadable { message: "refused".to_owned() }, dies);
             }
             Step::CheckCatalog => self.step(same_catalog(&self.memory), dies),
+            Step::RefreshCatalog => self.refresh(pick, dies),
             Step::AskModel => {
                 self.check_history();
                 let fact = self.model_fact(pick);
@@ -161,6 +167,19 @@ impl World {
             Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::Rest => self.decide(pick, dies),
         }
+    }
+
+    /// The servers are read again: the same, others, or not at all.
+    fn refresh(&mut self, pick: usize, dies: u8) {
+        assert!(self.executing().is_empty(), "a call that is out goes on with the tools that the model was offered");
+        let accepts = self.memory.spec.on_catalog_change == CatalogPolicy::Accept;
+        let bound = self.memory.binding.clone();
+        let fact = match pick % 5 {
+            0 if accepts => reread(binding(&["charge", "look", "put", "refund"])),
+            1 => Fact::CatalogNotReread { message: "refused".to_owned() },
+            _ => reread(bound),
+        };
+        self.step(fact, dies);
     }
 
     fn model_fact(&self, pick: usize) -> Fact {
@@ -227,7 +246,7 @@ proptest! {
         }
         // Whatever happened, the run can end: from here on everything answers and everything is authorized.
         for _ in 0..60 {
-            world.turn(&Chance { pick: 6, dies: 255, room: 2 });
+            world.turn(&Chance { pick: 6, dies: 255, room: 2, announced: false });
         }
         let status = world.memory.head.status;
         prop_assert!(status.is_terminal(), "{status:?} {:?}", next(&world.memory));

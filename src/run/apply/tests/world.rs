@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::run::apply::{NewRun, admit};
-use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
+use crate::run::binding::{Binding, Hints, ServedCatalog, ServedTool, merge};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
@@ -32,6 +32,7 @@ pub(super) fn binding(tools: &[&str]) -> Binding {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
+        hints: Hints::default(),
     };
     let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
     merge(vec![entry], &[Some(Arc::new(catalog))]).0
@@ -84,17 +85,7 @@ pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
 /// The gate of this world: known tools are admitted.
 pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
     let rule = |call: &WrittenCall| match envelope.binding.tool(&call.tool) {
-        Some(tool) => Ruling::Admit {
-            target: crate::run::call::CallTarget {
-                backend: crate::run::call::Backend::Mcp,
-                entry: tool.entry,
-                server: "billing".to_owned(),
-                server_tool: tool.server_tool.clone(),
-                class: tool.class,
-                replay: tool.replay,
-            },
-            input: json!({"amount": 5}),
-        },
+        Some(tool) => Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}) },
         None => Ruling::Reject { rule: "unknown-tool", reason: "no such tool".to_owned(), input: json!({}) },
     };
     let rulings = turn.calls.iter().map(rule).collect();
@@ -120,6 +111,7 @@ pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy
         actor: Actor::parse("alice").unwrap(),
         retry: retry.iter().map(named).collect(),
         served,
+        warnings: vec![],
         on_catalog_change: policy,
         limits: None,
     }))
@@ -140,6 +132,14 @@ pub(super) fn failed() -> Resolution {
 
 pub(super) fn same_catalog(envelope: &Envelope) -> Fact {
     Fact::CatalogRead { served: Box::new(envelope.binding.clone()) }
+}
+
+pub(super) fn reread(served: Binding) -> Fact {
+    Fact::CatalogReread { served: Box::new(served), warnings: vec![] }
+}
+
+pub(super) fn not_reread() -> Fact {
+    Fact::CatalogNotReread { message: "billing: no answer".to_owned() }
 }
 
 pub(super) fn key(turn: u32, position: u32) -> CallKey {

@@ -1,0 +1,85 @@
+//! Keeps what a run is bound to and what its servers serve together: compares them when a leg begins, and reads them
+//! again before the model is asked when a server announced other tools. Decides nothing: what was read becomes a fact.
+
+use std::time::Duration;
+
+use super::drive::Drive;
+use super::stopped::Stopped;
+use crate::dispatch::{News, Unreachable, Watched};
+use crate::run::binding::merge;
+use crate::run::fact::Fact;
+
+/// Waits before a server that cannot be read is tried again by a leg without a caller.
+const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
+
+/// The servers' tools as they were read last.
+pub(super) struct Catalogs {
+    watched: Watched,
+    /// The number of turns before the step whose reading left a server unread: it is tried again before the next one.
+    tried_at: Option<u32>,
+}
+
+impl Catalogs {
+    pub(super) const fn new(watched: Watched) -> Self {
+        Self { watched, tried_at: None }
+    }
+}
+
+impl Drive<'_> {
+    /// Announcements count before the next step. Several of them are one.
+    pub(super) fn heed_news(&mut self) {
+        let was_tried = self.catalogs.tried_at == Some(self.envelope.head.state.turns);
+        self.envelope.announced |= !was_tried && self.catalogs.watched.news() != News::None;
+    }
+
+    /// A leg without a caller compares catalogs before it sends anything.
+    pub(super) async fn check_catalog(&mut self) -> Result<(), Stopped> {
+        let entries = self.envelope.binding.entries.clone();
+        let mut waits = CATALOG_WAITS_MS.iter();
+        loop {
+            let max_age = self.shared.settings.catalog_max_age;
+            let reading = self.shared.parts.dispatch.read(self.claim, &entries, &self.secrets, max_age);
+            let Some(read) = self.signals.unless_called_off(reading, &self.shared.draining).await? else {
+                return Ok(());
+            };
+            match (read, waits.next()) {
+                (Ok(read), _) => {
+                    self.catalogs = Catalogs::new(read.watched);
+                    let served = Box::new(merge(entries, &read.catalogs).0);
+                    return self.decide(Fact::CatalogRead { served }).await;
+                }
+                (Err(unreachable), None) => {
+                    let message = unreachable.to_string();
+                    return self.decide(Fact::CatalogUnreadable { message }).await;
+                }
+                (Err(_), Some(wait)) => {
+                    if self.pause(Duration::from_millis(*wait)).await? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the servers again before the model is asked.
+    pub(super) async fn refresh_catalog(&mut self) -> Result<(), Stopped> {
+        let entries = self.envelope.binding.entries.clone();
+        let reading = self.shared.parts.dispatch.read_news(self.claim, &entries, &self.secrets, &self.catalogs.watched);
+        let Some(read) = self.signals.unless_called_off(reading, &self.shared.draining).await? else {
+            return Ok(());
+        };
+        match read {
+            Ok(read) => {
+                self.catalogs.watched = read.watched;
+                self.catalogs.tried_at = read.has_kept.then_some(self.envelope.head.state.turns);
+                let (served, mut warnings) = merge(entries, &read.catalogs);
+                warnings.extend(read.warnings);
+                self.decide(Fact::CatalogReread { served: Box::new(served), warnings }).await
+            }
+            Err(Unreachable { server, message }) => {
+                self.catalogs.tried_at = Some(self.envelope.head.state.turns);
+                self.decide(Fact::CatalogNotReread { message: format!("{server}: {message}") }).await
+            }
+        }
+    }
+}

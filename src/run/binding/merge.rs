@@ -1,0 +1,74 @@
+//! Merges what the servers serve into what the model is offered.
+
+use std::sync::Arc;
+
+use super::{Binding, BoundTool, ServedCatalog, ServedTool, ToolSource, Warning, WarningKind, record_of};
+use crate::run::spec::{McpEntry, SideEffectClass};
+
+/// Merges what the servers serve into what the model is offered.
+///
+/// `catalogs` stands in the order of `entries`; `None` for an entry that was not contacted (unused, or not required
+/// and unreachable). Of two entries that serve one name, the later one is used, and a warning says so.
+pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) -> (Binding, Vec<Warning>) {
+    let mut tools: Vec<BoundTool> = Vec::new();
+    let mut warnings = Vec::new();
+    let mut unread = Vec::new();
+    for (index, (entry, catalog)) in entries.iter().zip(catalogs).enumerate() {
+        let Some(catalog) = catalog else {
+            // Of one that the caller takes nothing of it is known what it serves: nothing.
+            if !entry.is_unused() {
+                unread.push(index);
+            }
+            continue;
+        };
+        warnings.extend(missing_tools(entry, catalog));
+        for served in catalog.tools.iter().filter(|tool| is_wanted(entry, &tool.name)) {
+            let tool = bind(entry, index, served);
+            match tools.iter_mut().find(|known| known.name == tool.name) {
+                Some(known) => {
+                    let message =
+                        format!("MCP tool '{}' is served by more than one server; the later one is used.", tool.name);
+                    warnings.push(Warning::mcp(WarningKind::UnsupportedTool, message, None));
+                    *known = tool;
+                }
+                None => tools.push(tool),
+            }
+        }
+    }
+    let mcp = (!entries.is_empty()).then(|| record_of(&tools));
+    (Binding { revision: 1, at: None, entries, unread, tools, hidden: Vec::new(), mcp }, warnings)
+}
+
+fn is_wanted(entry: &McpEntry, server_tool: &str) -> bool {
+    entry.tools.as_ref().is_none_or(|wanted| wanted.iter().any(|name| name == server_tool))
+}
+
+fn missing_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
+    let wanted = entry.tools.iter().flatten();
+    wanted
+        .filter(|name| !catalog.tools.iter().any(|tool| tool.name == **name))
+        .map(|name| {
+            let message = format!("MCP server '{}' does not serve the listed tool '{name}'.", entry.label());
+            Warning::mcp(WarningKind::UnsupportedTool, message, None)
+        })
+        .collect()
+}
+
+fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
+    BoundTool {
+        name: entry.offered_name(&served.name),
+        source: ToolSource::Mcp { entry: index, server_tool: served.name.clone() },
+        description: served.description.clone(),
+        input_schema: served.input_schema.clone(),
+        output_schema: served.output_schema.clone(),
+        own_schema: entry.input_schemas.get(&served.name).cloned(),
+        class: class_of(entry, served),
+        replay: entry.replay.as_ref().and_then(|replay| replay.of(&served.name)).is_some(),
+    }
+}
+
+/// What was declared counts. What a server claims counts only where nothing was declared and the caller believes it.
+fn class_of(entry: &McpEntry, served: &ServedTool) -> SideEffectClass {
+    let declared = entry.side_effect_class.as_ref().and_then(|class| class.of(&served.name));
+    declared.unwrap_or_else(|| if entry.trust_annotations { served.hints.class() } else { SideEffectClass::default() })
+}

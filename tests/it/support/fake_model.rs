@@ -1,0 +1,78 @@
+//! A model server of the OpenAI protocol that calls the tools it is told to, and notes which ones it was offered.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+struct Script {
+    turns: Vec<Vec<String>>,
+    offered: Mutex<Vec<Vec<String>>>,
+}
+
+/// The running server; it ends when it is dropped.
+pub(crate) struct FakeModel {
+    url: String,
+    script: Arc<Script>,
+    _tasks: JoinSet<()>,
+}
+
+impl FakeModel {
+    /// A model that calls these tools, one list a turn, and then says "Done.".
+    pub(crate) async fn start(turns: &[&[&str]]) -> Self {
+        let turns = turns.iter().map(|turn| turn.iter().map(|tool| (*tool).to_owned()).collect()).collect();
+        let script = Arc::new(Script { turns, offered: Mutex::default() });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let router = Router::new().route("/v1/chat/completions", post(answer)).with_state(Arc::clone(&script));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { url, script, _tasks: tasks }
+    }
+
+    /// The `model` of a run that asks it.
+    pub(crate) fn spec(&self) -> Value {
+        json!({ "provider": "openai", "name": "fake", "base_url": self.url })
+    }
+
+    /// The names of the tools that each request so far offered.
+    pub(crate) fn offered(&self) -> Vec<Vec<String>> {
+        self.script.offered.lock().clone()
+    }
+}
+
+async fn answer(State(script): State<Arc<Script>>, Json(request): Json<Value>) -> Response {
+    let names = |list: &Value| -> Vec<String> {
+        let tools = list.as_array().into_iter().flatten();
+        tools.map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    script.offered.lock().push(names(&request["tools"]));
+    let said = request["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "assistant").count();
+    let (delta, finish) = match script.turns.get(said) {
+        Some(tools) => {
+            let call = |(index, tool): (usize, &String)| {
+                let function = json!({ "name": tool, "arguments": "{}" });
+                json!({ "index": index, "id": format!("call_{said}_{index}"), "type": "function", "function": function })
+            };
+            let calls: Vec<Value> = tools.iter().enumerate().map(call).collect();
+            (json!({ "role": "assistant", "tool_calls": calls }), "tool_calls")
+        }
+        None => (json!({ "role": "assistant", "content": "Done." }), "stop"),
+    };
+    let choice = |delta: Value, finish: Value| {
+        json!({ "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "fake",
+                "choices": [{ "index": 0, "delta": delta, "finish_reason": finish }] })
+    };
+    let events = format!(
+        "data: {}\n\ndata: {}\n\ndata: [DONE]\n\n",
+        choice(delta, Value::Null),
+        choice(json!({}), json!(finish))
+    );
+    ([("content-type", "text/event-stream")], events).into_response()
+}
