@@ -13,7 +13,7 @@ use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun};
 use countersign::config::Config;
 use countersign::mcp::demo::{DemoLedger, router};
-use countersign::mcp::{BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{Endpoint, MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::{Actor, TenantId};
 use countersign::run::outcome::{Answer, Outcome};
@@ -60,27 +60,18 @@ async fn serve(tasks: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<
 
 fn pool() -> anyhow::Result<Arc<McpPool>> {
     let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"])?);
-    let settings = PoolSettings {
-        idle_close: Duration::from_mins(5),
-        max_age: Duration::from_hours(1),
-        max_result_bytes: 16 * 1024 * 1024,
-        cancel_grace: Duration::from_secs(2),
-        tenant_connections: 1_000,
-        server_connections: 200,
-        place_wait: Duration::from_secs(5),
-        breaker: BreakerSettings { failures: 5, pause: Duration::from_secs(2), pause_max: Duration::from_mins(1) },
-    };
+    let settings = PoolSettings::bounded(1_000, 200);
     Ok(McpPool::new(egress.client(Duration::from_secs(10), None)?, egress, settings))
 }
 
 fn target(url: &str) -> anyhow::Result<McpTarget> {
     Ok(McpTarget {
         endpoint: Endpoint::Http(url.parse()?),
-        name: None,
         headers: Vec::new(),
         secret_header: None,
         timeouts: Timeouts::default(),
         private_to: None,
+        origin: None,
     })
 }
 

@@ -19,7 +19,7 @@ use crate::config::{Config, KeepDays, Wake};
 use crate::dispatch::{Declared, Dispatch, Watched};
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
-use crate::mcp::{BreakerSettings, McpPool, PoolSettings, StdioServer};
+use crate::mcp::{McpPool, PoolSettings, StdioServer};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
 use crate::run::envelope::Envelope;
@@ -29,6 +29,7 @@ use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
 use crate::store::retention::{Keep, Retention};
+use crate::store::wake::Hint;
 use crate::store::{Claim, Store};
 
 /// Time to reach a server that a tenant named.
@@ -46,9 +47,11 @@ const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Event streams that one actor may have open at once.
 const STREAMS_PER_ACTOR: usize = 10_000;
 
-/// When an MCP server that is down is left alone.
-const BREAKER: BreakerSettings =
-    BreakerSettings { failures: 5, pause: Duration::from_secs(2), pause_max: Duration::from_mins(1) };
+/// Least time between two looks at what other nodes changed of servers and secrets.
+const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a server does not start whose keys are not those that sealed what is stored.
+const KEYS_DO_NOT_OPEN: &str = "COUNTERSIGN_MASTER_KEYS does not open the stored secrets";
 
 /// One server process, built and not yet serving.
 pub struct App {
@@ -154,6 +157,9 @@ impl App {
             let (store, node, ended) = (Arc::clone(&self.store), self.executor.node(), self.ended.clone());
             self.tracker.spawn(async move { store.hint_carry(node, ended).await });
         }
+        let (store, dispatch) = (Arc::clone(&self.store), Arc::clone(&self.commands.dispatch));
+        let heeding = async move { heed_registry(&*store, &dispatch).await };
+        self.tracker.spawn(self.ended.clone().run_until_cancelled_owned(heeding));
         let (pool, ended) = (Arc::clone(&self.pool), self.ended.clone());
         self.tracker.spawn(async move { pool.keep_tidy(ended).await });
         Ok(())
@@ -305,10 +311,23 @@ impl Server {
     }
 }
 
+/// Lets go of what was looked up when another node changed a server or a secret.
+async fn heed_registry(store: &dyn Store, dispatch: &Dispatch) {
+    loop {
+        store.hints().heard(Hint::Registry).await;
+        dispatch.registry_changed();
+        // Changes that come close together make one reading of what is in use.
+        tokio::time::sleep(REGISTRY_PAUSE).await;
+    }
+}
+
 /// Refuses to start when stored secrets cannot be read: a wrong key would only show when a run needs its secret.
 async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> {
     for (tenant, uid, sealed) in store.secret_samples().await.context("COUNTERSIGN_DATABASE_URL")? {
-        keys.open(&tenant, uid, &sealed).context("COUNTERSIGN_MASTER_KEYS does not open the stored secrets")?;
+        keys.open(&tenant, uid, &sealed).context(KEYS_DO_NOT_OPEN)?;
+    }
+    for (tenant, stored) in store.stored_secret_samples().await.context("COUNTERSIGN_DATABASE_URL")? {
+        keys.open_stored(&tenant, &stored).context(KEYS_DO_NOT_OPEN)?;
     }
     Ok(())
 }
@@ -316,16 +335,7 @@ async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> 
 /// How connections to MCP servers are kept.
 fn pool_settings(config: &Config) -> PoolSettings {
     let most = |connections: u32| usize::try_from(connections).unwrap_or(usize::MAX);
-    PoolSettings {
-        idle_close: Duration::from_mins(5),
-        max_age: Duration::from_hours(1),
-        max_result_bytes: 16 * 1024 * 1024,
-        cancel_grace: Duration::from_secs(2),
-        tenant_connections: most(config.mcp_connections.tenant),
-        server_connections: most(config.mcp_connections.server),
-        place_wait: Duration::from_secs(5),
-        breaker: BREAKER,
-    }
+    PoolSettings::bounded(most(config.mcp_connections.tenant), most(config.mcp_connections.server))
 }
 
 /// The servers of the configuration file.

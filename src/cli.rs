@@ -20,6 +20,7 @@ use crate::config::{self, Config};
 use crate::http::openapi;
 use crate::mcp::{demo, stand_guard};
 use crate::run::ids::{Actor, TenantId};
+use crate::secrets::rotate::rotate;
 use crate::telemetry;
 
 /// How often the counters fold what they measured.
@@ -150,6 +151,28 @@ pub fn migrate() -> anyhow::Result<()> {
         store.close().await;
         print("The schema is up to date.\n")
     })
+}
+
+/// Seals every stored secret anew under the first master key.
+///
+/// # Errors
+/// The store's; secrets that do not open, after all others were done.
+pub fn rotate_secrets() -> anyhow::Result<()> {
+    let env = &config::process_env;
+    let (url, keys) = (Config::database_from_env(env)?, Config::keys_from_env(env)?);
+    let rotated = runtime()?.block_on(async {
+        let store = crate::store::open(url.expose_secret(), false).await.context("COUNTERSIGN_DATABASE_URL")?;
+        let rotated = rotate(&*store, &keys).await;
+        store.close().await;
+        rotated.context("COUNTERSIGN_DATABASE_URL")
+    })?;
+    let first = keys.first_id();
+    print(&format!("{} secrets were sealed anew under the key {first:?}.\n", rotated.resealed))?;
+    if rotated.left.is_empty() {
+        return print(&format!("Every stored secret is under {first:?} now.\n"));
+    }
+    let left: Vec<String> = rotated.left.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    anyhow::bail!("some secrets are not under {first:?}: {}", left.join("; "))
 }
 
 /// Prints the `OpenAPI` document.

@@ -42,6 +42,9 @@ enum Command {
     },
     /// Bring the database's schema up to date, and nothing else.
     Migrate,
+    /// Look after stored secrets.
+    #[command(subcommand)]
+    Secrets(Secrets),
     /// Print the `OpenAPI` document.
     Openapi,
     /// Print a token signed with the configured shared secret.
@@ -53,11 +56,18 @@ enum Command {
     StdioGuard,
 }
 
+#[derive(Subcommand)]
+enum Secrets {
+    /// Seal every stored secret anew under the first master key, beside running servers; the other keys can go then.
+    Rotate,
+}
+
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Dev { listen, data, config } => cli::dev(listen, &data, config.as_deref()),
         Command::Serve { config, no_migrate } => cli::serve(!no_migrate, config.as_deref()),
         Command::Migrate => cli::migrate(),
+        Command::Secrets(Secrets::Rotate) => cli::rotate_secrets(),
         Command::Openapi => cli::openapi(),
         Command::Token(arguments) => cli::token(&arguments),
         Command::Config => cli::config(),

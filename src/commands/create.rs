@@ -7,7 +7,8 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::faults::{Faults, LATER};
-use super::request::{CreateRun, EntryRequest, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::dispatch::Watched;
 use crate::failpoint;
@@ -52,7 +53,7 @@ impl Commands {
             return replay(kept, &answer.body_digest, answer.run_id);
         }
         let uid = self.clock.run_uid();
-        let asked = self.check(asker, request)?;
+        let asked = self.check(asker, request).await?;
         let sealed = self.seal(asker, uid, &asked.secrets)?;
         // The connections that this opens are the first owner's.
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
@@ -138,7 +139,7 @@ impl Commands {
                 .seal(&asker.tenant, uid, name, value)
                 .map_err(|fault| CommandError::Invalid(vec![Fault::at(format!("/secrets/{name}"), fault.to_string())]))
         };
-        secrets.iter().map(seal).collect()
+        secrets.opened().map(seal).collect()
     }
 }
 
@@ -166,7 +167,7 @@ struct Asked {
 }
 
 impl Commands {
-    fn check(&self, asker: &Asker, request: CreateRun) -> Result<Asked, CommandError> {
+    async fn check(&self, asker: &Asker, request: CreateRun) -> Result<Asked, CommandError> {
         let mut faults = Faults::default();
         let id = request.id.map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
@@ -180,11 +181,11 @@ impl Commands {
         faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
         let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
-        self.check_model(&request.model, &secrets, &mut faults);
+        self.check_model(asker, &request.model, &secrets, &mut faults).await?;
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
-        let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults);
+        let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults).await?;
         let input = check_input(request.input, &mut faults);
         faults.finish()?;
         let spec = RunSpec {
@@ -199,11 +200,16 @@ impl Commands {
         Ok(Asked { id: id.flatten(), spec, entries, input, secrets })
     }
 
-    fn check_model(&self, model: &ModelSpec, secrets: &RunSecrets, faults: &mut Faults) {
+    async fn check_model(
+        &self,
+        asker: &Asker,
+        model: &ModelSpec,
+        secrets: &RunSecrets,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
         faults.require(!model.name.is_empty(), "/model/name", "must not be empty");
-        if let Some(name) = &model.secret {
-            let detail = format!("there is no secret named {name:?}");
-            faults.require(secrets.contains_key(name), "/model/secret", &detail);
+        if let Some(name) = model.secret.as_deref().filter(|name| !secrets.has(name)) {
+            self.check_stored(asker, name, model.address(), "/model/secret", faults).await?;
         }
         if let Some(address) = &model.base_url
             && let Err(refused) = self.dispatch.check_address(address)
@@ -220,41 +226,7 @@ impl Commands {
                 faults.require(model.script.is_none(), "/model/script", "only a scripted model has a script");
             }
         }
-    }
-
-    /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
-    /// here, and a missing one is refused when the servers are read.
-    pub(super) fn check_entries(
-        &self,
-        asker: &Asker,
-        requests: Vec<EntryRequest>,
-        secrets: Option<&RunSecrets>,
-        faults: &mut Faults,
-    ) -> Vec<McpEntry> {
-        let several = requests.len() > 1;
-        let mut entries = Vec::new();
-        for (index, request) in requests.into_iter().enumerate() {
-            let at = format!("/mcp/{index}");
-            let named = request.namespace.is_some();
-            faults.require(named || !several, &format!("{at}/namespace"), "several entries need a namespace each");
-            if let Some(entry) = super::entry::check(request, &at, faults) {
-                if let Some(name) = &entry.server {
-                    let is_known = self.dispatch.is_declared(&asker.tenant, name);
-                    faults.require(is_known, &format!("{at}/server"), &format!("there is no server named {name:?}"));
-                }
-                if let Some(address) = &entry.url
-                    && let Err(refused) = self.dispatch.check_address(address)
-                {
-                    faults.add(format!("{at}/url"), refused);
-                }
-                if let (Some(auth), Some(secrets)) = (&entry.auth, secrets) {
-                    let detail = format!("there is no secret named {:?}", auth.secret());
-                    faults.require(secrets.contains_key(auth.secret()), &format!("{at}/auth/secret"), &detail);
-                }
-                entries.push(entry);
-            }
-        }
-        entries
+        Ok(())
     }
 }
 
@@ -270,13 +242,11 @@ fn refuse_later_fields(
 }
 
 fn check_secrets(secrets: &RunSecrets, faults: &mut Faults) {
-    faults.require(secrets.len() <= 32, "/secrets", "at most 32 secrets");
-    for (name, value) in secrets {
+    faults.require(secrets.count() <= 32, "/secrets", "at most 32 secrets");
+    for (name, value) in secrets.opened() {
         let fits = !name.is_empty() && name.len() <= 64 && name.chars().all(|c| c.is_ascii_graphic());
         faults.require(fits, "/secrets", "names have 1 to 64 visible ASCII characters");
-        let size = value.expose_secret().len();
-        let fits = size > 0 && size <= 16 * 1024 && !value.expose_secret().chars().any(char::is_control);
-        faults.require(fits, &format!("/secrets/{name}"), "values have 1 byte to 16 KiB and no control characters");
+        faults.require(is_sendable(value.expose_secret()), &format!("/secrets/{name}"), SENDABLE);
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
+use crate::run::tighten::Beside;
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
 const RESERVED_HEADERS: [&str; 16] = [
@@ -26,22 +27,13 @@ const RESERVED_HEADERS: [&str; 16] = [
     "proxy-connection",
 ];
 
+/// An entry that says where its server is.
 pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Option<McpEntry> {
-    refuse_later_fields(&request, at, faults);
+    check_common(&request, at, faults);
     check_headers(request.headers.as_ref(), at, faults);
     if let Some(McpAuth::Header { header, .. }) = &request.auth {
         let known = header.eq_ignore_ascii_case("authorization") || is_free_header(header);
         faults.require(known, &format!("{at}/auth/header"), "is not a header that an entry may set");
-    }
-    if let Some(namespace) = &request.namespace {
-        let fits =
-            (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-        faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
-    }
-    for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = jsonschema::validator_for(schema) {
-            faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
-        }
     }
     let irreversible = |class: &PerTool<SideEffectClass>| match class {
         PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
@@ -52,7 +44,8 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     };
     let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
     faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
-    if !check_place(&request, at, faults) {
+    if request.url.is_none() {
+        faults.add(format!("{at}/url"), "is required, or `server`");
         return None;
     }
     Some(McpEntry {
@@ -66,25 +59,47 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         replay: request.replay,
         side_effect_class: request.side_effect_class,
         trust_annotations: request.trust_annotations.unwrap_or(false),
+        own_class: None,
         required: request.required.unwrap_or(true),
-        timeouts: request.timeouts.unwrap_or_default(),
+        timeouts: request.timeouts.unwrap_or_default().or_default(),
     })
 }
 
-/// An entry has an address or names a server. A server that the operator declared is a process: what belongs to HTTP
-/// would be ignored there.
-fn check_place(request: &EntryRequest, at: &str, faults: &mut Faults) -> bool {
-    match (&request.server, &request.url) {
-        (None, None) => faults.add(format!("{at}/url"), "is required"),
-        (Some(_), Some(_)) => faults.add(format!("{at}/url"), "cannot stand beside a server"),
-        (None, Some(_)) | (Some(_), None) => {}
+/// What stands beside the name of a registered server.
+pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Beside {
+    const FIXED: &str = "cannot stand beside `server`: it is as registered";
+    check_common(&request, at, faults);
+    faults.require(request.url.is_none(), &format!("{at}/url"), FIXED);
+    faults.require(request.auth.is_none(), &format!("{at}/auth"), FIXED);
+    faults.require(request.headers.is_none(), &format!("{at}/headers"), FIXED);
+    let timeouts = request.timeouts.unwrap_or_default();
+    Beside {
+        namespace: request.namespace,
+        tools: request.tools,
+        input_schemas: request.input_schemas.unwrap_or_default(),
+        replay: request.replay,
+        side_effect_class: request.side_effect_class,
+        trust_annotations: request.trust_annotations,
+        required: request.required,
+        connect_ms: timeouts.connect_ms,
+        call_ms: timeouts.call_ms,
+        call_total_ms: timeouts.call_total_ms,
     }
-    if request.server.is_some() {
-        let no_headers = request.headers.as_ref().is_none_or(BTreeMap::is_empty);
-        faults.require(no_headers, &format!("{at}/headers"), "a process has no headers");
-        faults.require(request.auth.is_none(), &format!("{at}/auth"), "a process has no credential of a run");
+}
+
+/// What holds of every entry.
+fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
+    refuse_later_fields(request, at, faults);
+    if let Some(namespace) = &request.namespace {
+        let fits =
+            (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
     }
-    request.server.is_some() != request.url.is_some()
+    for (tool, schema) in request.input_schemas.iter().flatten() {
+        if let Err(fault) = jsonschema::validator_for(schema) {
+            faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
+        }
+    }
 }
 
 fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
@@ -100,6 +115,7 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
     faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");
 }
 
+/// Header fields of any entry.
 fn check_headers(headers: Option<&BTreeMap<String, String>>, at: &str, faults: &mut Faults) {
     for (name, value) in headers.into_iter().flatten() {
         let pointer = format!("{at}/headers/{name}");
@@ -114,4 +130,11 @@ fn is_free_header(name: &str) -> bool {
     http::HeaderName::from_bytes(lower.as_bytes()).is_ok()
         && !RESERVED_HEADERS.contains(&lower.as_str())
         && !lower.starts_with("mcp-")
+}
+
+/// `[a-z][a-z0-9-]{0,31}`.
+pub(super) fn is_server_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.len() <= 32
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }

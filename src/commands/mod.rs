@@ -3,19 +3,25 @@
 mod cancel;
 mod create;
 mod delete;
+mod entries;
 mod entry;
 mod faults;
 mod reconcile;
+mod registration;
 mod request;
 mod resume;
+mod servers;
+mod stored;
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use create::Created;
+pub use registration::{PutSecret, PutServer};
 pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
+pub use servers::{Probe, without_query};
 
 use serde_json::Value;
 use tokio_util::task::TaskTracker;
@@ -76,6 +82,18 @@ pub enum CommandError {
     /// The run has no such call with a receipt.
     #[error("the run has no such call")]
     CallNotFound,
+    /// The tenant has nothing else of that name; says what.
+    #[error("{0}")]
+    Missing(&'static str),
+    /// A secret that registered servers are told.
+    #[error("the secret is in use")]
+    SecretInUse(Vec<String>),
+    /// A name that the operator declared for everybody.
+    #[error("the operator declares a server of this name")]
+    NameDeclared,
+    /// A server or a secret could not be looked up; asking later may succeed.
+    #[error("{0}")]
+    NotLookedUp(String),
     /// The id is taken in the tenant.
     #[error("a run of this id exists")]
     RunExists,
@@ -153,6 +171,19 @@ pub struct Commands {
 }
 
 impl Commands {
+    /// A row of the audit: what the asker does now to something that is not a run.
+    fn tenant_row(&self, asker: &Asker, action: &str, subject: &str, detail: Value) -> AuditRow {
+        AuditRow {
+            id: self.clock.run_uid().0,
+            at: self.clock.now(),
+            actor: asker.actor.clone(),
+            action: action.to_owned(),
+            subject: subject.to_owned(),
+            run_id: None,
+            detail,
+        }
+    }
+
     /// A row of the audit: what the asker does now to a run.
     fn audit_row(&self, asker: &Asker, action: &str, subject: String, run: &RunId, detail: Value) -> AuditRow {
         AuditRow {

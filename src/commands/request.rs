@@ -109,12 +109,15 @@ pub enum InputPart {
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EntryRequest {
-    /// Instead of `url`: the name of a server that the operator declared.
+    /// A registered server of the tenant, by its name. Beside it only what is stricter than its registration is taken:
+    /// some of its `tools`, stricter classes, shorter time limits, further `input_schemas`; and `namespace`.
+    #[schema(pattern = "^[a-z][a-z0-9-]{0,31}$")]
     pub server: Option<String>,
-    /// The server's Streamable HTTP endpoint; `https` unless the operator allows the host.
+    /// Instead: the server's Streamable HTTP endpoint; `https` unless the operator allows the host.
     #[schema(max_length = 2000)]
     pub url: Option<String>,
-    /// `[A-Za-z0-9-]{1,32}`; its tools are offered as `NAMESPACE_tool`. Needed with several entries.
+    /// `[A-Za-z0-9-]{1,32}`; its tools are offered as `NAMESPACE_tool`. Needed with several entries, of which a registered
+    /// server has its name for one.
     #[schema(pattern = "^[A-Za-z0-9-]{1,32}$")]
     pub namespace: Option<String>,
     /// How the server is told who asks.
@@ -136,12 +139,40 @@ pub struct EntryRequest {
     pub required: Option<bool>,
     /// Whether the server's annotations may relax the class of tools whose class is not declared here (`false`).
     pub trust_annotations: Option<bool>,
-    /// Time limits.
-    pub timeouts: Option<Timeouts>,
+    /// Time limits; what is left out is as registered, or the default.
+    pub timeouts: Option<TimeoutsRequest>,
     /// `deny`; `ask` is not in this version.
     pub elicitation: Option<String>,
     /// Model calls for the server: not in this version.
     pub sampling: Option<Value>,
+}
+
+/// Time limits of one server, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "the contract's names say their unit")]
+pub struct TimeoutsRequest {
+    /// Connect, handshake and first listing (10000).
+    #[schema(minimum = 1, maximum = 120_000)]
+    pub connect_ms: Option<u64>,
+    /// A call without any sign of life; progress starts it again (60000).
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    pub call_ms: Option<u64>,
+    /// A call in all (600000).
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    pub call_total_ms: Option<u64>,
+}
+
+impl TimeoutsRequest {
+    /// Over the defaults.
+    pub(super) fn or_default(self) -> Timeouts {
+        let usual = Timeouts::default();
+        Timeouts {
+            connect_ms: self.connect_ms.unwrap_or(usual.connect_ms),
+            call_ms: self.call_ms.unwrap_or(usual.call_ms),
+            call_total_ms: self.call_total_ms.unwrap_or(usual.call_total_ms),
+        }
+    }
 }
 
 /// What a run may use over its whole life.

@@ -37,7 +37,7 @@ impl Commands {
     /// # Errors
     /// `Invalid`, `NotFound`, `Refused`, `Unreachable`, `Store`, `Contended`; the run is then untouched.
     pub async fn resume(&self, asker: &Asker, id: &RunId, request: ResumeRun) -> Result<Resumed, CommandError> {
-        let (entries, retry) = self.check_resume(asker, &request)?;
+        let (entries, retry) = self.check_resume(asker, &request).await?;
         for _ in 0..DECIDE_TRIES {
             let view = self.view(asker, id).await?;
             if view.head.status.is_terminal() {
@@ -120,7 +120,7 @@ impl Commands {
         self.store.run_load(&asker.tenant, uid).await?.ok_or(CommandError::NotFound)
     }
 
-    fn check_resume(
+    async fn check_resume(
         &self,
         asker: &Asker,
         request: &ResumeRun,
@@ -131,7 +131,10 @@ impl Commands {
         if let Some(limits) = &request.limits {
             check_limits(limits.clone(), &Limits::default(), &mut faults);
         }
-        let entries = request.mcp.clone().map(|entries| self.check_entries(asker, entries, None, &mut faults));
+        let entries = match request.mcp.clone() {
+            Some(given) => Some(self.check_entries(asker, given, None, &mut faults).await?),
+            None => None,
+        };
         faults.finish()?;
         let retry = request.retry_tool_call_ids.iter().flatten().map(|named| match named {
             RetryCall::Id(id) => CallRef { turn: None, call_id: CallId::new(id) },
@@ -147,8 +150,11 @@ impl Commands {
         envelope: &Envelope,
         given: Option<Vec<McpEntry>>,
     ) -> Result<(Binding, Vec<Warning>), CommandError> {
-        let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
+        if let Some(given) = &given {
+            self.check_secrets_of(asker, given, &secrets).await?;
+        }
+        let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         // Connections that carry the run's own credential belong to this request alone: were they the run's, it would
         // close the ones of requests beside it, and of the leg that follows.
         let reader = Claim { tenant: asker.tenant.clone(), uid: self.clock.run_uid(), fence: Fence(0) };

@@ -12,6 +12,7 @@ mod report;
 mod servers;
 #[cfg(test)]
 mod tests;
+mod unknown;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,6 +31,7 @@ pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
 pub use servers::DeclaredServer;
+pub use unknown::unknown_variables;
 
 /// Smallest shared secret, in bytes: the strength of HS256.
 const SECRET_MIN: usize = 32;
@@ -230,6 +232,16 @@ impl Config {
         url.ok_or(ConfigFaults(reader.faults))
     }
 
+    /// The master keys alone, for `countersign secrets rotate`.
+    ///
+    /// # Errors
+    /// Missing or unreadable keys.
+    pub fn keys_from_env(env: &impl Fn(&str) -> Option<String>) -> Result<KeyRing, ConfigFaults> {
+        let mut reader = Reader::new(env);
+        let keys = master_keys(&mut reader);
+        keys.ok_or(ConfigFaults(reader.faults))
+    }
+
     /// What `countersign token` needs.
     ///
     /// # Errors
@@ -298,25 +310,6 @@ impl Config {
 /// The environment of this process. Text that is not UTF-8 keeps a mark that the reader refuses.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
-/// A warning for every `COUNTERSIGN_…` variable of this process that no setting has: a typing error would
-/// otherwise silently leave a default.
-pub fn unknown_variables() -> Vec<String> {
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    warn_unknown(names)
-}
-
-fn warn_unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    #[cfg(debug_assertions)]
-    let names = names.filter(|name| !name.starts_with(failpoints::PREFIX));
-    let unknown = |name: &String| {
-        name.starts_with("COUNTERSIGN_") && !SETTINGS.iter().any(|setting| setting.name == name.as_str())
-    };
-    let mut warnings: Vec<String> =
-        names.filter(unknown).map(|name| format!("{name} is not a setting of this version")).collect();
-    warnings.sort();
-    warnings
 }
 
 fn database_url(reader: &mut Reader<'_>) -> Option<SecretString> {

@@ -5,30 +5,35 @@
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
 mod declared;
+mod fresh;
 mod gate;
+mod registry;
+mod target;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::{MayLeave, News};
+pub use crate::mcp::{MayLeave, News, Sighting};
 pub use declared::Declared;
 pub use gate::Gate;
+pub use registry::SecretFault;
 
-use crate::mcp::{Endpoint, McpPool, McpTarget, Subscription, ToolRequest};
+use crate::mcp::{McpPool, Subscription, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
 use crate::run::outcome::{Outcome, ToolError};
-use crate::run::spec::{McpAuth, McpEntry};
+use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
+use registry::Registry;
+use target::Target;
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,24 +110,21 @@ pub struct Dispatch {
     egress: Egress,
     keys: Arc<KeyRing>,
     store: Arc<dyn Store>,
-    declared: Declared,
+    registry: Registry,
 }
 
 impl Dispatch {
-    /// Puts the parts together.
+    /// Puts the parts together, without servers that the operator declared.
     pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
-        Self { pool, egress, keys, store, declared: Declared::default() }
+        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Declared::default());
+        Self { pool, egress, keys, store, registry }
     }
 
     /// The same with servers that the operator declared.
     #[must_use]
-    pub fn with_declared(self, declared: Declared) -> Self {
-        Self { declared, ..self }
-    }
-
-    /// Whether the operator declared a server of that name for the tenant.
-    pub fn is_declared(&self, tenant: &TenantId, name: &str) -> bool {
-        self.declared.find(tenant, name).is_some()
+    pub fn with_declared(mut self, declared: Declared) -> Self {
+        self.registry.declared = declared;
+        self
     }
 
     /// Whether the server may reach that address at all.
@@ -134,17 +136,18 @@ impl Dispatch {
         self.egress.check(&url).map_err(|refused| refused.to_string())
     }
 
-    /// The opened secrets of a run. One that cannot be opened is left out: whoever needs it says so.
+    /// The opened secrets of a run. One that cannot be opened is kept as such: whoever needs it says so.
     ///
     /// # Errors
     /// The store's.
     pub async fn secrets(&self, tenant: &TenantId, uid: RunUid) -> Result<RunSecrets, StoreError> {
         let mut opened = RunSecrets::new();
         for sealed in self.store.secret_list(tenant, uid).await? {
-            match self.keys.open(tenant, uid, &sealed) {
-                Ok(value) => drop(opened.insert(sealed.name, value)),
-                Err(fault) => tracing::warn!(secret = %sealed.name, %fault, "a run-scoped secret cannot be opened"),
-            }
+            let value = self.keys.open(tenant, uid, &sealed);
+            let value = value.inspect_err(
+                |fault| tracing::warn!(secret = %sealed.name, %fault, "a run-scoped secret cannot be opened"),
+            );
+            opened.insert(sealed.name, value.ok());
         }
         Ok(opened)
     }
@@ -221,10 +224,12 @@ impl Dispatch {
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
         let drive = (reader.uid, reader.fence);
-        let target = self.target(&reader.tenant, entry, drive, secrets).map_err(unreachable)?;
-        match self.pool.read(&reader.tenant, &target, max_age).await {
-            Ok((catalog, subscription)) => Ok((Some(catalog), Some(subscription))),
-            Err(fault) => Err(Unreachable { server: entry.label().to_owned(), message: fault.to_string() }),
+        let Target { reached, told } = self.target(&reader.tenant, entry, drive, secrets).await.map_err(unreachable)?;
+        match self.pool.read(&reader.tenant, &reached, max_age).await {
+            Ok((catalog, subscription)) => {
+                Ok((Some(told.catalog(&catalog).map_or(catalog, Arc::new)), Some(subscription)))
+            }
+            Err(fault) => Err(unreachable(told.text(&fault.to_string()).into_owned())),
         }
     }
 
@@ -240,9 +245,15 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets) {
-            Ok(target) => self.pool.call(&caller.tenant, &target, request, cancel).await,
-            Err(message) => Outcome::NotSent(ToolError::new("mcp-unreachable", message)),
+        match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
+            Ok(Target { reached, told }) => {
+                told.outcome(self.pool.call(&caller.tenant, &reached, request, cancel).await)
+            }
+            Err(why) => {
+                let message =
+                    format!("MCP server '{}' cannot be reached: {why}. The call was not executed.", entry.label());
+                Outcome::NotSent(ToolError::new("mcp-unreachable", message))
+            }
         }
     }
 
@@ -250,55 +261,6 @@ impl Dispatch {
     pub async fn release(&self, reader: &Claim) {
         self.pool.release_run(reader.uid, reader.fence).await;
     }
-
-    fn target(
-        &self,
-        tenant: &TenantId,
-        entry: &McpEntry,
-        drive: (RunUid, Fence),
-        secrets: &RunSecrets,
-    ) -> Result<McpTarget, String> {
-        if let Some(name) = &entry.server {
-            let server =
-                self.declared.find(tenant, name).ok_or_else(|| format!("there is no server named {name:?}"))?;
-            return Ok(McpTarget {
-                endpoint: Endpoint::Stdio(Arc::clone(server)),
-                name: Some(name.clone()),
-                headers: Vec::new(),
-                secret_header: None,
-                timeouts: entry.timeouts,
-                private_to: None,
-            });
-        }
-        inline_target(entry, drive, secrets)
-    }
-}
-
-fn inline_target(entry: &McpEntry, drive: (RunUid, Fence), secrets: &RunSecrets) -> Result<McpTarget, String> {
-    let address = entry.url.as_deref().ok_or("the entry names no address")?;
-    let url = Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))?;
-    let secret_header = match &entry.auth {
-        None => None,
-        Some(auth) => {
-            let name = auth.secret();
-            let value = secrets.get(name).ok_or_else(|| format!("its secret {name:?} is missing or unreadable"))?;
-            Some(match auth {
-                McpAuth::Bearer { .. } => {
-                    ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
-                }
-                McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
-            })
-        }
-    };
-    Ok(McpTarget {
-        endpoint: Endpoint::Http(url),
-        name: None,
-        headers: entry.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        // The credential is the run's own: so is the connection that carries it.
-        private_to: secret_header.is_some().then_some(drive),
-        secret_header,
-        timeouts: entry.timeouts,
-    })
 }
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {

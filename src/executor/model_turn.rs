@@ -74,24 +74,27 @@ enum Answer {
 impl Drive<'_> {
     pub(super) async fn ask_model(&mut self) -> Result<(), Stopped> {
         let spec = &self.envelope.spec.model;
-        let secret = spec.secret.as_ref().and_then(|name| self.secrets.get(name)).cloned();
-        let request = ModelRequest {
-            prompt: prompt(&self.envelope),
-            secret,
-            requests_before: self.envelope.head.state.usage.model_requests,
-            calls_before: self.envelope.head.state.tool_calls,
-            model: spec.clone(),
-        };
-        let missing = request.model.secret.is_some() && request.secret.is_none();
-        let answer = if missing {
-            let message = "the model's secret is missing or cannot be opened".to_owned();
-            Answer::Failed(ModelError { kind: ModelErrorKind::Refused, message })
-        } else {
-            failpoint::pass("model.request.before");
-            let stream = self.shared.parts.models.ask(request);
-            let answer = self.follow(stream).await?;
-            failpoint::pass("model.answer.after");
-            answer
+        let dispatch = &self.shared.parts.dispatch;
+        let answer = match dispatch.model_secret(&self.claim.tenant, spec, &self.secrets).await {
+            Err(fault) => {
+                let passing = ModelErrorKind::Retryable { after: None };
+                let kind = if fault.is_passing { passing } else { ModelErrorKind::Refused };
+                Answer::Failed(ModelError { kind, message: fault.to_string() })
+            }
+            Ok(secret) => {
+                let request = ModelRequest {
+                    prompt: prompt(&self.envelope),
+                    secret,
+                    requests_before: self.envelope.head.state.usage.model_requests,
+                    calls_before: self.envelope.head.state.tool_calls,
+                    model: spec.clone(),
+                };
+                failpoint::pass("model.request.before");
+                let stream = self.shared.parts.models.ask(request);
+                let answer = self.follow(stream).await?;
+                failpoint::pass("model.answer.after");
+                answer
+            }
         };
         let outcome = match &answer {
             Answer::Turn(..) => "ok",

@@ -14,7 +14,7 @@ use super::problem::{ApiError, Flaw};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
-use crate::commands::{Asker, CreateRun, ReconcileCall, RequestKey, ResumeRun};
+use crate::commands::{Asker, CreateRun, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun};
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 
@@ -32,6 +32,12 @@ pub(super) struct Writer(pub(super) Caller);
 
 /// A caller who administrates the tenant.
 pub(super) struct Admin(pub(super) Caller);
+
+/// A caller who may register MCP servers.
+pub(super) struct McpWriter(pub(super) Caller);
+
+/// A caller who may store secrets.
+pub(super) struct SecretsWriter(pub(super) Caller);
 
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
@@ -62,6 +68,22 @@ impl FromRequestParts<Arc<Api>> for Admin {
     }
 }
 
+impl FromRequestParts<Arc<Api>> for McpWriter {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::McpWrite).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for SecretsWriter {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::SecretsWrite).await.map(Self)
+    }
+}
+
 /// The holder of the request's token, who must have this scope.
 pub(super) async fn caller(headers: &HeaderMap, api: &Api, scope: Scope) -> Result<Caller, ApiError> {
     let token = bearer(headers).ok_or(ApiError::NoToken)?;
@@ -89,6 +111,18 @@ impl FromRequestParts<Arc<Api>> for RunPath {
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         let Path(id) = Path::<String>::from_request_parts(parts, api).await.map_err(|_undecodable| no_run())?;
         RunId::parse(id).map(Self).ok_or_else(no_run)
+    }
+}
+
+/// The name at the end of the address, of a server or a secret.
+pub(super) struct NamePath(pub(super) String);
+
+impl FromRequestParts<Arc<Api>> for NamePath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let name = Path::<String>::from_request_parts(parts, api).await;
+        name.map(|Path(name)| Self(name)).map_err(|_undecodable| ApiError::NotFound("there is nothing of this name"))
     }
 }
 
@@ -138,6 +172,16 @@ impl Body for ResumeRun {
 
 impl Body for ReconcileCall {
     const SCHEMA: &'static str = "ReconcileCall";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for PutServer {
+    const SCHEMA: &'static str = "PutServer";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for PutSecret {
+    const SCHEMA: &'static str = "PutSecret";
     const MAY_BE_EMPTY: bool = false;
 }
 

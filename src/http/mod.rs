@@ -18,6 +18,8 @@ mod readers;
 mod records;
 mod runs;
 mod schema;
+mod secrets;
+mod servers;
 mod tickets;
 mod views;
 mod wait;
@@ -29,7 +31,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -116,7 +118,7 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun", "ReconcileCall"])?;
+    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun", "ReconcileCall", "PutServer", "PutSecret"])?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
     let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
@@ -163,6 +165,14 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}/stream-tickets", post(tickets::ticket_create))
         .route("/v1/events", get(events::event_watch))
         .route("/v1/receipts", get(records::receipt_search))
+        .route("/v1/mcp-servers", get(servers::server_list))
+        .route(
+            "/v1/mcp-servers/{name}",
+            get(servers::server_fetch).put(servers::server_put).delete(servers::server_delete),
+        )
+        .route("/v1/mcp-servers/{name}/probe", post(servers::server_probe))
+        .route("/v1/secrets", get(secrets::secret_list))
+        .route("/v1/secrets/{name}", put(secrets::secret_put).delete(secrets::secret_delete))
         .route("/v1/admin/reconciliations", get(admin::reconciliation_list))
         .route("/v1/admin/runs/{run_id}/reconciliations/{turn}/{call_id}", post(admin::call_reconcile))
         .route("/v1/admin/audit", get(admin::audit_list))

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{admin, events, probes, problem, records, runs, tickets};
+use super::{admin, events, probes, problem, records, runs, secrets, servers, tickets};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -20,12 +20,16 @@ use crate::run::event::Event;
         records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
+        servers::server_list, servers::server_fetch, servers::server_put, servers::server_delete,
+        servers::server_probe, secrets::secret_list, secrets::secret_put, secrets::secret_delete,
         probes::health, probes::readiness, probes::metrics, probes::document,
     ),
     components(schemas(problem::Problem, Event)),
     tags(
         (name = "runs", description = "Runs and what they leave"),
         (name = "admin", description = "Calls whose outcome nobody knows, and the audit"),
+        (name = "mcp", description = "Registered MCP servers"),
+        (name = "secrets", description = "Stored secrets, and where they may be sent"),
         (name = "events", description = "Events as they happen"),
         (name = "server", description = "The server itself"),
     )

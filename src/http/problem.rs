@@ -331,6 +331,15 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         }
         CommandError::NotFound => ApiError::NotFound("there is no such run").problem(),
         CommandError::CallNotFound => ApiError::NotFound("there is no such receipt").problem(),
+        CommandError::Missing(what) => ApiError::NotFound(what).problem(),
+        CommandError::SecretInUse(servers) => {
+            let detail = format!("registered servers are told it: {}", servers.join(", "));
+            conflict("secret-in-use", "The secret is in use", detail).with("servers", servers)
+        }
+        CommandError::NameDeclared => {
+            conflict("name-declared", "The name is taken", "the operator declares a server of this name for everybody")
+        }
+        CommandError::NotLookedUp(_) => overloaded("the database does not answer"),
         CommandError::RunExists => conflict("run-exists", "The id is taken", "a run of this id exists")
             .linked(run.map(links::to_run).into_iter().collect()),
         CommandError::KeyReused => Problem::new(

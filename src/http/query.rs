@@ -233,6 +233,29 @@ impl Cursor for AuditCursor {
     }
 }
 
+/// The last name of a list by name; `LIST` tells secrets from servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NameCursor<const LIST: u8>(pub(super) String);
+
+/// The last secret.
+pub(super) type SecretCursor = NameCursor<b's'>;
+
+/// The last MCP server.
+pub(super) type ServerCursor = NameCursor<b'v'>;
+
+impl<const LIST: u8> Cursor for NameCursor<LIST> {
+    const LIST: u8 = LIST;
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.as_bytes().to_vec()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let name = std::str::from_utf8(bytes).ok()?;
+        (!name.contains('\0')).then(|| Self(name.to_owned()))
+    }
+}
+
 /// The last event's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EventCursor(pub(super) i64);
@@ -287,6 +310,9 @@ mod tests {
         assert_eq!(decode::<UndecidedCursor>(&encode(&found)), None);
         let row = AuditCursor(PlaceInTime { at: run.created_at, id: run.uid.0 });
         assert_eq!(decode::<AuditCursor>(&encode(&row)), Some(row));
+        let name = NameCursor::<b's'>("orders_token".to_owned());
+        assert_eq!(decode::<SecretCursor>(&encode(&name)), Some(name.clone()));
+        assert_eq!(decode::<ServerCursor>(&encode(&name)), None);
         let mut bytes = URL_SAFE_NO_PAD.decode(&text).unwrap();
         for at in 0..bytes.len() {
             bytes[at] ^= 1;

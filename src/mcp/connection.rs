@@ -32,8 +32,9 @@ use super::link::Link;
 use super::outcome::Ended;
 use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
-use super::{FaultKind, McpFault, McpTarget, PoolSettings, ToolRequest};
+use super::{FaultKind, McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
 use crate::net::Egress;
+use crate::run::binding::ServedCatalog;
 
 /// The `_meta` member that carries the idempotency key.
 const META_KEY: &str = "countersign/idempotency-key";
@@ -170,6 +171,25 @@ impl Connection {
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault().map(|(_kind, text)| text)
+    }
+
+    /// What the server said of itself in the handshake, beside its tools.
+    ///
+    /// # Errors
+    /// The connection has gone.
+    pub(super) fn sighting(&self, catalog: Arc<ServedCatalog>, latency: Duration) -> Result<Sighting, McpFault> {
+        let info = self
+            .peer
+            .peer_info()
+            .ok_or_else(|| unreachable((FaultKind::Unreachable, "the connection ended".to_owned())))?;
+        let json = |value: Result<serde_json::Value, serde_json::Error>| value.unwrap_or_default();
+        Ok(Sighting {
+            protocol_version: info.protocol_version.to_string(),
+            server_info: json(serde_json::to_value(&info.server_info)),
+            capabilities: json(serde_json::to_value(&info.capabilities)),
+            latency,
+            catalog,
+        })
     }
 
     /// Ends the session and the connection.

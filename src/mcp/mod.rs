@@ -11,6 +11,7 @@ mod outcome;
 mod outline;
 mod pool;
 mod shape;
+mod sight;
 mod stdio;
 mod transport;
 mod wire;
@@ -28,6 +29,7 @@ use crate::run::spec::Timeouts;
 
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
+pub use sight::Sighting;
 pub use stdio::{StdioServer, stand_guard};
 
 /// The protocol library logs whole messages at `debug` and `info`: whoever sets up the log must add this directive.
@@ -38,9 +40,6 @@ pub const LOG_DIRECTIVE: &str = "rmcp=error";
 pub struct McpTarget {
     /// Where it is.
     pub endpoint: Endpoint,
-    /// Its name, when the tenant registered it or the operator declared it: what is known under one name has one
-    /// configuration at a time, and connections of an earlier one are retired.
-    pub name: Option<String>,
     /// Plain headers of every request; a process has none.
     pub headers: Vec<(String, String)>,
     /// Header name and value that carry a secret, e.g. `authorization`, `Bearer …`.
@@ -50,6 +49,8 @@ pub struct McpTarget {
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares
     /// it.
     pub private_to: Option<(RunUid, Fence)>,
+    /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
+    pub origin: Option<String>,
 }
 
 /// Where an MCP server is.
@@ -210,6 +211,22 @@ pub struct PoolSettings {
     pub place_wait: Duration,
     /// When a server that is down is left alone.
     pub breaker: BreakerSettings,
+}
+
+impl PoolSettings {
+    /// As a server keeps them, with these limits for one tenant: in all, and to one server.
+    pub const fn bounded(tenant_connections: usize, server_connections: usize) -> Self {
+        Self {
+            idle_close: Duration::from_mins(5),
+            max_age: Duration::from_hours(1),
+            max_result_bytes: 16 * 1024 * 1024,
+            cancel_grace: Duration::from_secs(2),
+            tenant_connections,
+            server_connections,
+            place_wait: Duration::from_secs(5),
+            breaker: BreakerSettings { failures: 5, pause: Duration::from_secs(2), pause_max: Duration::from_mins(1) },
+        }
+    }
 }
 
 /// When a server that is down is left alone, for each tenant by itself.

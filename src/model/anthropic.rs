@@ -11,9 +11,6 @@ use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::run::history::{Prompt, ToolOffer};
 use crate::run::message::{Content, Message, Role};
 
-/// Where the protocol is spoken when the run names no address.
-const BASE_URL: &str = "https://api.anthropic.com";
-
 /// The version of the protocol.
 const VERSION: &str = "2023-06-01";
 
@@ -48,8 +45,7 @@ impl ModelProvider for Anthropic {
 }
 
 fn outgoing(request: &ModelRequest, max_tokens: u64) -> Result<Outgoing, ModelError> {
-    let base = request.model.base_url.as_deref().unwrap_or(BASE_URL);
-    let url = endpoint(base, &["v1", "messages"])?;
+    let url = endpoint(request.model.address().unwrap_or_default(), &["v1", "messages"])?;
     let mut headers = HeaderMap::new();
     headers.insert(HeaderName::from_static("anthropic-version"), HeaderValue::from_static(VERSION));
     if let Some(secret) = &request.secret {

@@ -11,9 +11,6 @@ use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::run::history::{Prompt, ToolOffer};
 use crate::run::message::{Content, Message, Role};
 
-/// Where the protocol is spoken when the run names no address.
-const BASE_URL: &str = "https://api.openai.com/v1";
-
 /// Speaks chat completions.
 #[derive(Clone, Debug)]
 pub struct OpenAi {
@@ -36,8 +33,7 @@ impl ModelProvider for OpenAi {
 }
 
 fn outgoing(request: &ModelRequest) -> Result<Outgoing, ModelError> {
-    let base = request.model.base_url.as_deref().unwrap_or(BASE_URL);
-    let url = endpoint(base, &["chat", "completions"])?;
+    let url = endpoint(request.model.address().unwrap_or_default(), &["chat", "completions"])?;
     let mut headers = HeaderMap::new();
     if let Some(secret) = &request.secret {
         headers.insert(header::AUTHORIZATION, secret_header(&format!("Bearer {}", secret.expose_secret()))?);

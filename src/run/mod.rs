@@ -22,6 +22,7 @@
     )
 )]
 
+pub mod address;
 pub mod apply;
 pub mod binding;
 pub mod call;
@@ -39,6 +40,7 @@ pub mod result;
 pub mod spec;
 pub mod status;
 pub mod step;
+pub mod tighten;
 pub mod time;
 pub mod tool_result;
 

@@ -66,7 +66,7 @@ pub struct ModelSpec {
     /// The provider's name of the model.
     #[schema(min_length = 1, max_length = 200)]
     pub name: String,
-    /// Name of the run-scoped secret that holds the key.
+    /// Name of the secret that holds the key: a run-scoped one, or a stored one whose hosts include the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
     /// Another address that speaks the same protocol; `https` unless the operator allows the host.
@@ -286,6 +286,9 @@ pub struct McpEntry {
     /// Whether the server is believed about the effects of tools whose class is not declared here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust_annotations: bool,
+    /// What the run itself says of them beside `server`: the stricter of both holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_class: Option<PerTool<SideEffectClass>>,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,
@@ -320,20 +323,20 @@ impl McpEntry {
     }
 }
 
-/// How an MCP server is told who asks; the value is a run-scoped secret.
+/// How an MCP server is told who asks; the value is a run-scoped secret, or a stored one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "scheme", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum McpAuth {
     /// `Authorization: Bearer SECRET`.
     Bearer {
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
     /// A header of the caller's choice.
     Header {
         /// The header's name.
         header: String,
-        /// Name of the run-scoped secret.
+        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
         secret: String,
     },
 }

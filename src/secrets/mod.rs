@@ -3,7 +3,11 @@
 //! A sealed secret is AES-256-GCM under a master key of the operator's, with a random nonce. Its associated data names
 //! tenant, run, name and version, so a row that is moved to another place does not open there.
 
-use std::collections::HashMap;
+mod held;
+pub mod hosts;
+mod redact;
+pub mod rotate;
+
 use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, Nonce, RandomizedNonceKey};
@@ -13,11 +17,12 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
 
+pub use held::{Found, RunSecrets};
+pub use redact::Redactor;
+
 use crate::run::ids::{RunUid, TenantId};
 use crate::store::SealedSecret;
-
-/// The opened secrets of one run, by the caller's names.
-pub type RunSecrets = HashMap<String, SecretString>;
+use crate::store::registry::{SealedPlace, SealedRow, StoredSecret};
 
 /// Bytes of a master key.
 const KEY_LEN: usize = 32;
@@ -42,7 +47,7 @@ pub enum SecretError {
         /// The missing key.
         key_id: String,
     },
-    /// It was changed, cut, or belongs to another tenant, run or name.
+    /// It was changed, cut, or belongs to another tenant, run, name or version.
     #[error("secret {name:?} does not open under the key {key_id:?}: it was changed or moved")]
     NotAuthentic {
         /// The secret's name.
@@ -128,9 +133,29 @@ impl KeyRing {
         name: &str,
         value: &SecretString,
     ) -> Result<SealedSecret, SecretError> {
+        let sealed = self.seal_at(place(tenant, run, name), name, value)?;
+        Ok(SealedSecret { name: name.to_owned(), key_id: self.first.id.clone(), sealed })
+    }
+
+    /// Seals a version of a stored secret under the first key.
+    ///
+    /// # Errors
+    /// `NotSealed`.
+    pub fn seal_stored(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        version: u32,
+        value: &SecretString,
+    ) -> Result<SealedSecret, SecretError> {
+        let sealed = self.seal_at(stored_place(tenant, name, version), name, value)?;
+        Ok(SealedSecret { name: name.to_owned(), key_id: self.first.id.clone(), sealed })
+    }
+
+    fn seal_at(&self, place: Vec<u8>, name: &str, value: &SecretString) -> Result<Vec<u8>, SecretError> {
         let refused = || SecretError::NotSealed { name: name.to_owned() };
         let mut text = Zeroizing::new(value.expose_secret().as_bytes().to_vec());
-        let aad = Aad::from(place(tenant, run, name));
+        let aad = Aad::from(place);
         // The tag grows the buffer; a value that fits its buffer exactly would leave a copy behind.
         let mut buffer = Zeroizing::new(Vec::with_capacity(text.len() + AES_256_GCM.tag_len()));
         buffer.append(&mut text);
@@ -138,8 +163,7 @@ impl KeyRing {
             Ok(nonce) => nonce,
             Err(aws_lc_rs::error::Unspecified) => return Err(refused()),
         };
-        let sealed = [nonce.as_ref().as_slice(), buffer.as_slice()].concat();
-        Ok(SealedSecret { name: name.to_owned(), key_id: self.first.id.clone(), sealed })
+        Ok([nonce.as_ref().as_slice(), buffer.as_slice()].concat())
     }
 
     /// Opens a run-scoped secret at the place that it was sealed for.
@@ -148,12 +172,43 @@ impl KeyRing {
     /// `UnknownKey`, `NotAuthentic`.
     pub fn open(&self, tenant: &TenantId, run: RunUid, secret: &SealedSecret) -> Result<SecretString, SecretError> {
         let SealedSecret { name, key_id, sealed } = secret;
-        let key = self
-            .keys()
-            .find(|key| key.id == *key_id)
-            .ok_or_else(|| SecretError::UnknownKey { name: name.clone(), key_id: key_id.clone() })?;
-        let opened = key.open(place(tenant, run, name), sealed);
-        opened.ok_or_else(|| SecretError::NotAuthentic { name: name.clone(), key_id: key_id.clone() })
+        self.open_at(place(tenant, run, name), (name, key_id), sealed)
+    }
+
+    /// Opens a stored secret as the tenant's, under its name and version.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `NotAuthentic`.
+    pub fn open_stored(&self, tenant: &TenantId, secret: &StoredSecret) -> Result<SecretString, SecretError> {
+        let StoredSecret { info, sealed } = secret;
+        self.open_at(stored_place(tenant, &info.name, info.version), (&info.name, &info.key_id), sealed)
+    }
+
+    /// The same value at the same place, sealed under the first key.
+    ///
+    /// # Errors
+    /// `UnknownKey`, `NotAuthentic`, `NotSealed`.
+    pub fn reseal(&self, row: &SealedRow) -> Result<SealedSecret, SecretError> {
+        let (place, name) = match &row.place {
+            SealedPlace::Run { tenant, uid, name } => (place(tenant, *uid, name), name),
+            SealedPlace::Stored { tenant, name, version } => (stored_place(tenant, name, *version), name),
+        };
+        let value = self.open_at(place.clone(), (name, &row.key_id), &row.sealed)?;
+        let sealed = self.seal_at(place, name, &value)?;
+        Ok(SealedSecret { name: name.clone(), key_id: self.first.id.clone(), sealed })
+    }
+
+    /// The id of the key that seals.
+    pub fn first_id(&self) -> &str {
+        &self.first.id
+    }
+
+    fn open_at(&self, place: Vec<u8>, named: (&str, &str), sealed: &[u8]) -> Result<SecretString, SecretError> {
+        let (name, key_id) = (named.0.to_owned(), named.1.to_owned());
+        match self.keys().find(|key| key.id == key_id) {
+            None => Err(SecretError::UnknownKey { name, key_id }),
+            Some(key) => key.open(place, sealed).ok_or(SecretError::NotAuthentic { name, key_id }),
+        }
     }
 
     /// Keyed digest of a request body that came with an `Idempotency-Key`: bodies hold secrets, so a plain digest
@@ -204,11 +259,26 @@ fn derive(root: &hmac::Key, purpose: &str) -> hmac::Tag {
     hmac::sign(root, format!("countersign/{purpose}").as_bytes())
 }
 
-/// Where a secret belongs, unambiguously: every part stands behind its length.
+/// Where a run's secret belongs.
 fn place(tenant: &TenantId, run: RunUid, name: &str) -> Vec<u8> {
     let version = RUN_SECRET_VERSION.to_string();
-    let parts: [&[u8]; 5] =
-        [b"countersign/run-secret", tenant.as_str().as_bytes(), run.0.as_bytes(), name.as_bytes(), version.as_bytes()];
+    joined(&[
+        b"countersign/run-secret",
+        tenant.as_str().as_bytes(),
+        run.0.as_bytes(),
+        name.as_bytes(),
+        version.as_bytes(),
+    ])
+}
+
+/// Where a version of a stored secret belongs.
+fn stored_place(tenant: &TenantId, name: &str, version: u32) -> Vec<u8> {
+    let version = version.to_string();
+    joined(&[b"countersign/stored-secret", tenant.as_str().as_bytes(), name.as_bytes(), version.as_bytes()])
+}
+
+/// Unambiguous: every part stands behind its length.
+fn joined(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for part in parts {
         out.extend_from_slice(&u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
@@ -220,6 +290,8 @@ fn place(tenant: &TenantId, run: RunUid, name: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::time::Timestamp;
+    use crate::store::registry::SecretInfo;
     use uuid::Uuid;
 
     fn key(id: &str, byte: u8) -> String {
@@ -253,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_opens_nowhere_else() {
+    fn b249_a_secret_opens_nowhere_else() {
         let (ring, secret) = sealed();
         let moved = SealedSecret { name: "other".to_owned(), ..secret.clone() };
         let mut cases = vec![
@@ -273,6 +345,52 @@ mod tests {
             assert!(matches!(refused, SecretError::NotAuthentic { .. }), "{refused}");
             assert!(!refused.to_string().contains("s3cret"));
         }
+    }
+
+    #[test]
+    fn b249_a_stored_secret_opens_for_its_tenant_name_and_version_only() {
+        let ring = ring(&[key("k1", 1)]);
+        let sealed = ring.seal_stored(&tenant("acme"), "orders", 2, &SecretString::from("s3cret-value")).unwrap();
+        let at = Timestamp::from_millis(0);
+        let stored = |name: &str, version: u32, key_id: &str, sealed: &[u8]| {
+            let (name, key_id) = (name.to_owned(), key_id.to_owned());
+            let info = SecretInfo { name, version, key_id, hosts: Vec::new(), created_at: at, updated_at: at };
+            StoredSecret { info, sealed: sealed.to_vec() }
+        };
+        let good = stored("orders", 2, "k1", &sealed.sealed);
+        assert_eq!(ring.open_stored(&tenant("acme"), &good).unwrap().expose_secret(), "s3cret-value");
+        let mut tampered = sealed.sealed.clone();
+        tampered[20] ^= 1;
+        let as_a_runs =
+            SealedSecret { name: "orders".to_owned(), key_id: "k1".to_owned(), sealed: sealed.sealed.clone() };
+        for refused in [
+            ring.open_stored(&tenant("umbrella"), &good),
+            ring.open_stored(&tenant("acme"), &stored("other", 2, "k1", &sealed.sealed)),
+            ring.open_stored(&tenant("acme"), &stored("orders", 1, "k1", &sealed.sealed)),
+            ring.open_stored(&tenant("acme"), &stored("orders", 2, "k1", &tampered)),
+            ring.open_stored(&tenant("acme"), &stored("orders", 2, "k0", &sealed.sealed)),
+            ring.open(&tenant("acme"), RUN, &as_a_runs),
+        ] {
+            let said = refused.unwrap_err().to_string();
+            assert!(said.contains("secret \"") && !said.contains("s3cret"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_value_sealed_anew_opens_at_its_place_under_the_first_key() {
+        let (_, secret) = sealed();
+        let both = ring(&[key("k2", 2), key("k1", 1)]);
+        let place = SealedPlace::Run { tenant: tenant("acme"), uid: RUN, name: "orders".to_owned() };
+        let row = SealedRow { place, key_id: secret.key_id, sealed: secret.sealed };
+        let anew = both.reseal(&row).unwrap();
+        assert_eq!(anew.key_id, "k2");
+        let alone = ring(&[key("k2", 2)]);
+        assert_eq!(alone.open(&tenant("acme"), RUN, &anew).unwrap().expose_secret(), "s3cret-value");
+        let moved = SealedRow {
+            place: SealedPlace::Run { tenant: tenant("umbrella"), uid: RUN, name: "orders".to_owned() },
+            ..row
+        };
+        assert!(matches!(both.reseal(&moved), Err(SecretError::NotAuthentic { .. })));
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod open;
 mod owned;
 mod page;
 mod postgres;
+pub mod registry;
 pub mod retention;
 mod rows;
 mod sqlite;
@@ -33,6 +34,7 @@ pub use open::{open, open_for};
 use owned::FORGET_NODE_MS;
 pub use owned::{Beat, Claim, ExecutorStore, OwnedCommit, Wishes};
 pub use page::{PAGE_BYTES, Page};
+pub use registry::RegistryStore;
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
 
@@ -321,6 +323,6 @@ pub trait FollowStore: Send + Sync {
 }
 
 /// One database that does all.
-pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore {}
+pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore {}
 
-impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore> Store for T {}
+impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore> Store for T {}

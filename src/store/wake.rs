@@ -18,10 +18,12 @@ pub enum Hint {
     Events,
     /// Among them some that whoever watches the whole tenant is told of.
     Feed,
+    /// A registered server or a stored secret was changed.
+    Registry,
 }
 
 impl Hint {
-    const ALL: [Self; 4] = [Self::Due, Self::Wish, Self::Events, Self::Feed];
+    const ALL: [Self; 5] = [Self::Due, Self::Wish, Self::Events, Self::Feed, Self::Registry];
 
     const fn bit(self) -> u8 {
         match self {
@@ -29,23 +31,25 @@ impl Hint {
             Self::Wish => 2,
             Self::Events => 4,
             Self::Feed => 8,
+            Self::Registry => 16,
         }
     }
 }
 
-/// Several kinds at once; prints as one hexadecimal digit.
+/// Several kinds at once; prints as two hexadecimal digits. Versions that know four kinds read these too: what they do
+/// not know means everything to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HintSet(u8);
 
 impl HintSet {
-    pub(super) const ALL: Self = Self(0xf);
+    pub(super) const ALL: Self = Self(0x1f);
 
-    pub(super) const fn digit(self) -> u8 {
+    pub(super) const fn digits(self) -> u8 {
         self.0
     }
 
-    /// A digit that no version wrote means everything: looking once too often costs little.
-    pub(super) fn from_digit(text: &str) -> Self {
+    /// Digits that no version wrote mean everything: looking once too often costs little.
+    pub(super) fn from_digits(text: &str) -> Self {
         u8::from_str_radix(text, 16).ok().filter(|bits| (1..=Self::ALL.0).contains(bits)).map_or(Self::ALL, Self)
     }
 
@@ -64,6 +68,7 @@ pub struct Hints {
     wish: Notify,
     events: Notify,
     feed: Notify,
+    registry: Notify,
 }
 
 impl Hints {
@@ -115,6 +120,7 @@ impl Hints {
             Hint::Wish => &self.wish,
             Hint::Events => &self.events,
             Hint::Feed => &self.feed,
+            Hint::Registry => &self.registry,
         }
     }
 }
@@ -134,7 +140,7 @@ mod tests {
             hints.tell(Hint::Due);
         }
         let set = hints.to_pass_on().await;
-        assert_eq!(set.digit(), 5);
+        assert_eq!(set.digits(), 5);
         assert_eq!(hints.take(), None);
         hints.put_back(set);
         assert_eq!(hints.to_pass_on().await, set);
@@ -149,9 +155,12 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_means_everything() {
-        for text in ["", "0", "g", "10", "ff", "-1"] {
-            assert_eq!(HintSet::from_digit(text), HintSet::ALL, "{text:?}");
+        for text in ["", "0", "g", "20", "ff", "-1"] {
+            assert_eq!(HintSet::from_digits(text), HintSet::ALL, "{text:?}");
         }
-        assert_eq!(HintSet::from_digit("6"), HintSet(6));
+        for text in ["6", "06"] {
+            assert_eq!(HintSet::from_digits(text), HintSet(6), "versions before this one write one digit");
+        }
+        assert_eq!(HintSet::from_digits("10"), HintSet(Hint::Registry.bit()));
     }
 }

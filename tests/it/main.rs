@@ -9,6 +9,7 @@ mod http;
 mod mcp;
 mod model;
 mod protocol;
+mod registry;
 mod runs;
 mod source;
 mod store;

@@ -19,7 +19,6 @@ pub(super) fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         context.update(part);
     };
     add(tenant.as_str().as_bytes());
-    add(target.name.as_deref().unwrap_or_default().as_bytes());
     add(target.endpoint.transport().as_bytes());
     match &target.endpoint {
         Endpoint::Http(url) => add(url.as_str().as_bytes()),
@@ -78,11 +77,11 @@ mod tests {
     fn over_http() -> McpTarget {
         McpTarget {
             endpoint: Endpoint::Http("https://a.example/mcp".parse().unwrap()),
-            name: None,
             headers: vec![("X-A".to_owned(), "1".to_owned()), ("x-b".to_owned(), "2".to_owned())],
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
+            origin: None,
         }
     }
 
@@ -92,7 +91,6 @@ mod tests {
             over_http,
             &[
                 |target| target.endpoint = Endpoint::Http("https://b.example/mcp".parse().unwrap()),
-                |target| target.name = Some("orders".to_owned()),
                 |target| target.headers[0].1 = "3".to_owned(),
                 |target| target.headers.truncate(1),
                 |target| target.secret_header = None,
@@ -105,8 +103,13 @@ mod tests {
         reordered.headers[1].0 = "x-a".to_owned();
         reordered.timeouts.call_ms += 1;
         reordered.timeouts.connect_ms += 1;
+        reordered.origin = Some("server/a".to_owned());
         let key = key_of(&acme(), &over_http());
-        assert_eq!(key_of(&acme(), &reordered), key, "order, case and time limits are no part of it");
+        assert_eq!(
+            key_of(&acme(), &reordered),
+            key,
+            "order, case, time limits and what it was looked up by are no part of it"
+        );
     }
 
     #[test]

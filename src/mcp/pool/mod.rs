@@ -112,10 +112,16 @@ impl McpPool {
         self.close_where(|slot| slot.private_to == Some((uid, fence))).await;
     }
 
-    /// Takes the shared connections to what a tenant knows under a name out of use: its registration or its secret
-    /// changed, or it is gone. Calls that are out go on.
-    pub fn retire(&self, tenant: &TenantId, name: &str) {
-        self.retire_all_but(None, tenant, name);
+    /// Takes the connections out of use that were looked up by this and lead elsewhere now. Calls that are out on them
+    /// go on; whoever comes next connects anew, and whoever watches them hears that they are lost.
+    pub fn retire(&self, tenant: &TenantId, origin: &str) {
+        self.slots.retain(|_, slot| {
+            let is_meant = slot.tenant == *tenant && slot.origin.as_deref() == Some(origin);
+            if is_meant {
+                slot.retire();
+            }
+            !is_meant
+        });
     }
 
     /// Closes everything; connections are refused from then on.
@@ -183,19 +189,7 @@ impl McpPool {
         futures::future::join_all(closing).await;
     }
 
-    /// Takes slots out of the pool. Whoever uses one keeps it, and its connection, until then.
-    fn retire_all_but(&self, kept: Option<&Key>, tenant: &TenantId, name: &str) {
-        self.slots.retain(|key, slot| {
-            let is_named = slot.private_to.is_none() && slot.name.as_deref() == Some(name);
-            let is_kept = !is_named || slot.tenant != *tenant || kept == Some(key);
-            if !is_kept {
-                slot.retire();
-            }
-            is_kept
-        });
-    }
-
-    async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+    pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::of(FaultKind::Closing, "The server is shutting down."));
         }
@@ -235,21 +229,8 @@ impl McpPool {
     }
 
     fn slot(&self, tenant: &TenantId, target: &McpTarget) -> Arc<Slot> {
-        let key = key_of(tenant, target);
-        let mut is_new = false;
-        let entry = self.slots.entry(key).or_insert_with(|| {
-            is_new = true;
-            Slot::new(tenant, target)
-        });
-        let slot = Arc::clone(entry.value());
-        drop(entry);
-        if is_new
-            && target.private_to.is_none()
-            && let Some(name) = &target.name
-        {
-            self.retire_all_but(Some(&key), tenant, name);
-        }
-        slot
+        let entry = self.slots.entry(key_of(tenant, target)).or_insert_with(|| Slot::new(tenant, target));
+        Arc::clone(entry.value())
     }
 
     async fn open(&self, tenant: &TenantId, target: &McpTarget, server: &str) -> Result<Pooled, McpFault> {

@@ -15,8 +15,8 @@ use crate::run::ids::{Fence, RunUid, TenantId};
 pub(super) struct Slot {
     pub(super) tenant: TenantId,
     pub(super) server: String,
-    /// The name that its server is known under, if any.
-    pub(super) name: Option<String>,
+    /// What it was looked up by.
+    pub(super) origin: Option<String>,
     pub(super) private_to: Option<(RunUid, Fence)>,
     /// Set once its configuration is an earlier one.
     retired: AtomicBool,
@@ -29,7 +29,7 @@ impl Slot {
         Arc::new(Self {
             tenant: tenant.clone(),
             server: target.endpoint.server(),
-            name: target.name.clone(),
+            origin: target.origin.clone(),
             private_to: target.private_to,
             retired: AtomicBool::new(false),
             held: Mutex::default(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Binding, BoundTool, ServedCatalog, ServedTool, ToolSource, Warning, WarningKind, record_of};
-use crate::run::spec::{McpEntry, SideEffectClass};
+use crate::run::spec::McpEntry;
 
 /// Merges what the servers serve into what the model is offered.
 ///
@@ -62,13 +62,7 @@ fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
         input_schema: served.input_schema.clone(),
         output_schema: served.output_schema.clone(),
         own_schema: entry.input_schemas.get(&served.name).cloned(),
-        class: class_of(entry, served),
-        replay: entry.replay.as_ref().and_then(|replay| replay.of(&served.name)).is_some(),
+        class: entry.class_of(&served.name, &served.hints),
+        replay: entry.may_repeat(&served.name),
     }
-}
-
-/// What was declared counts. What a server claims counts only where nothing was declared and the caller believes it.
-fn class_of(entry: &McpEntry, served: &ServedTool) -> SideEffectClass {
-    let declared = entry.side_effect_class.as_ref().and_then(|class| class.of(&served.name));
-    declared.unwrap_or_else(|| if entry.trust_annotations { served.hints.class() } else { SideEffectClass::default() })
 }

@@ -6,8 +6,10 @@ mod commits;
 mod follow;
 mod nodes;
 mod reads;
+mod registry;
 mod retention;
 mod runs;
+mod sealed;
 mod steady;
 mod turn;
 mod wake;
@@ -46,12 +48,17 @@ struct PostgresStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 5] = [
+    const FILES: [(i64, &str, &str); 6] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
         (2_026_113_004, "retention", include_str!("../../../migrations/postgres/2026113004_retention.sql")),
         (2_026_113_005, "feed", include_str!("../../../migrations/postgres/2026113005_feed.sql")),
+        (
+            2_026_113_006,
+            "servers_and_secrets",
+            include_str!("../../../migrations/postgres/2026113006_servers_and_secrets.sql"),
+        ),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);

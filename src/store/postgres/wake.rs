@@ -2,7 +2,7 @@
 //! is made where runs are committed: one connection of its own says what was told since, at most once in a while; another
 //! one listens. Neither takes a connection from anything else.
 //!
-//! A payload has always the same size: the node, a counter, and the kinds of hints as one digit.
+//! A payload has always the same size: the node, a counter, and the kinds of hints as two digits.
 
 use std::time::Duration;
 
@@ -164,14 +164,14 @@ impl Listener<'_> {
 }
 
 fn payload(node: NodeId, counter: u64, set: HintSet) -> String {
-    format!("{}:{counter:016x}:{:x}", node.0.hyphenated(), set.digit())
+    format!("{}:{counter:016x}:{:02x}", node.0.hyphenated(), set.digits())
 }
 
 /// Who said it, and what. `None`: not written by any version so far.
 fn heard(payload: &str) -> Option<(&str, HintSet)> {
     let (node, rest) = payload.split_once(':')?;
-    let (_counter, digit) = rest.split_once(':')?;
-    Some((node, HintSet::from_digit(digit)))
+    let (_counter, digits) = rest.split_once(':')?;
+    Some((node, HintSet::from_digits(digits)))
 }
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, StoreError> {
@@ -222,10 +222,10 @@ mod tests {
     #[test]
     fn a_payload_reads_back_and_has_always_the_same_size() {
         let node = NodeId(Uuid::from_u128(7));
-        for (counter, digit) in [(0, "1"), (u64::MAX, "f"), (300, "6")] {
-            let set = HintSet::from_digit(digit);
+        for (counter, digits) in [(0, "01"), (u64::MAX, "1f"), (300, "06")] {
+            let set = HintSet::from_digits(digits);
             let payload = payload(node, counter, set);
-            assert_eq!(payload.len(), 55);
+            assert_eq!(payload.len(), 56);
             assert_eq!(heard(&payload), Some((node.0.hyphenated().to_string().as_str(), set)));
         }
         assert_eq!(heard("hello"), None);

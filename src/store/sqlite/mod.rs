@@ -5,8 +5,10 @@ mod commits;
 mod follow;
 mod nodes;
 mod reads;
+mod registry;
 mod retention;
 mod runs;
+mod sealed;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -92,12 +94,17 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 5] = [
+    const FILES: [(i64, &str, &str); 6] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
         (2_026_113_004, "retention", include_str!("../../../migrations/sqlite/2026113004_retention.sql")),
         (2_026_113_005, "feed", include_str!("../../../migrations/sqlite/2026113005_feed.sql")),
+        (
+            2_026_113_006,
+            "servers_and_secrets",
+            include_str!("../../../migrations/sqlite/2026113006_servers_and_secrets.sql"),
+        ),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);

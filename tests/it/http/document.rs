@@ -83,7 +83,8 @@ fn operations(document: &Value) -> Vec<Operation> {
 }
 
 fn at_run(operation: &Operation, run: &str) -> String {
-    operation.path.replace("{run_id}", run).replace("{turn}", "1").replace("{call_id}", "call_1")
+    let path = operation.path.replace("{run_id}", run).replace("{name}", run);
+    path.replace("{turn}", "1").replace("{call_id}", "call_1")
 }
 
 /// A body that the operation takes.
@@ -91,6 +92,8 @@ fn body_of(operation: &Operation) -> Body {
     match operation.id.as_str() {
         "run_create" => Body::from(says("hi").to_string()),
         "call_reconcile" => Body::from(r#"{"resolution":"retry"}"#),
+        "server_put" => Body::from(r#"{"url":"http://127.0.0.1:9/mcp"}"#),
+        "secret_put" => Body::from(r#"{"value":"hunter2!","hosts":["a.example"]}"#),
         _ => Body::from("{}"),
     }
 }
@@ -108,6 +111,10 @@ async fn every_route_lets_in_exactly_the_callers_that_its_document_names() {
     let mut run = says("hi");
     run["id"] = "mine".into();
     server.settled(&run).await;
+    let admin = server.token("acme", "alice", "admin");
+    for operation in operations(&openapi::document()).iter().filter(|operation| operation.method == Method::PUT) {
+        assert!(ask(&server, operation, &admin).await.status.is_success(), "{}", operation.id);
+    }
     for operation in operations(&openapi::document()) {
         let id = &operation.id;
         let Some(scope) = &operation.scope else {
@@ -123,7 +130,7 @@ async fn every_route_lets_in_exactly_the_callers_that_its_document_names() {
         }
         let expired = server.token_for("acme", "alice", "admin", -120);
         ask(&server, &operation, &expired).await.problem(401, "unauthenticated");
-        let others = "approvals:decide agents:write mcp:write secrets:write workers openid";
+        let others = "approvals:decide agents:write mcp:write secrets:write workers openid".replace(scope, "");
         let wrong = if scope == "runs:read" { format!("runs:write {others}") } else { format!("runs:read {others}") };
         let refused = ask(&server, &operation, &server.token("acme", "alice", &wrong)).await;
         assert_eq!(refused.problem(403, "forbidden")["required_scope"], **scope, "{id}");
@@ -131,7 +138,9 @@ async fn every_route_lets_in_exactly_the_callers_that_its_document_names() {
             let status = ask(&server, &operation, &server.token("acme", "alice", allowed)).await.status.as_u16();
             assert!(!matches!(status, 401 | 403 | 405 | 500), "{id} as {allowed}: {status}");
         }
-        if operation.path.contains("{run_id}") {
+        // A put makes something of the caller's own tenant.
+        let is_put = operation.method == Method::PUT;
+        if operation.path.contains("{run_id}") || (operation.path.contains("{name}") && !is_put) {
             let stranger = server.token("umbrella", "alice", "admin");
             let theirs = ask(&server, &operation, &stranger).await.problem(404, "not-found");
             let path = at_run(&operation, "nothing");

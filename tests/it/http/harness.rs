@@ -29,19 +29,19 @@ use crate::support::database::Database;
 use crate::support::product::wake;
 
 /// The scopes of a caller who works with runs.
-pub(super) const RUNS: &str = "runs:read runs:write";
+pub(crate) const RUNS: &str = "runs:read runs:write";
 
 /// Longest wait for what must happen.
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Largest body of the server under test, in bytes.
-pub(super) const BODY_MAX: usize = 64 * 1024;
+pub(crate) const BODY_MAX: usize = 64 * 1024;
 
 /// A server, and the means to make tokens for it.
-pub(super) struct Server {
-    pub(super) app: App,
-    pub(super) router: Router,
-    pub(super) phase: watch::Sender<Phase>,
+pub(crate) struct Server {
+    pub(crate) app: App,
+    pub(crate) router: Router,
+    pub(crate) phase: watch::Sender<Phase>,
     auth: AuthSettings,
     _data: tempfile::TempDir,
     database: Option<Database>,
@@ -49,25 +49,25 @@ pub(super) struct Server {
 
 /// One answer, read whole.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
     #[track_caller]
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|fault| panic!("{fault}: {:?}", self.body))
     }
 
-    pub(super) fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
     /// Checks that this is a problem of that code, whole as the contract says.
     #[track_caller]
-    pub(super) fn problem(&self, status: u16, code: &str) -> Value {
+    pub(crate) fn problem(&self, status: u16, code: &str) -> Value {
         let said = String::from_utf8_lossy(&self.body);
         assert_eq!((self.status.as_u16(), self.header("content-type")), (status, "application/problem+json"), "{said}");
         let problem = self.json();
@@ -80,27 +80,27 @@ impl Answer {
 }
 
 impl Server {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         Self::start_with(None, |app| Arc::clone(&app.hub)).await
     }
 
     /// A server on this database.
-    pub(super) async fn start_on(database: Database) -> Self {
+    pub(crate) async fn start_on(database: Database) -> Self {
         Self::start_with(Some(database), |app| Arc::clone(&app.hub)).await
     }
 
     /// Every row of the database that it was started on.
-    pub(super) async fn dump(&self) -> String {
+    pub(crate) async fn dump(&self) -> String {
         self.database.as_ref().expect("a server on a database").dump().await
     }
 
     /// Runs SQL behind the server's back.
-    pub(super) async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         self.database.as_ref().expect("a server on a database").execute(sql).await;
     }
 
     /// A server whose readers hear nothing, as if other nodes drove all runs.
-    pub(super) async fn start_deaf() -> Self {
+    pub(crate) async fn start_deaf() -> Self {
         Self::start_with(None, |_| Arc::new(Hub::new())).await
     }
 
@@ -138,11 +138,11 @@ impl Server {
         Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, database }
     }
 
-    pub(super) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {
+    pub(crate) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {
         self.token_for(tenant, actor, scope, 3600)
     }
 
-    pub(super) fn token_for(&self, tenant: &str, actor: &str, scope: &str, ttl_s: i64) -> String {
+    pub(crate) fn token_for(&self, tenant: &str, actor: &str, scope: &str, ttl_s: i64) -> String {
         let grant = Grant {
             tenant: TenantId::parse(tenant).unwrap(),
             actor: Actor::parse(actor).unwrap(),
@@ -152,32 +152,32 @@ impl Server {
         mint(&self.auth, &grant, SystemClock.now()).unwrap()
     }
 
-    pub(super) fn alice(&self) -> String {
+    pub(crate) fn alice(&self) -> String {
         self.token("acme", "alice", RUNS)
     }
 
     /// Sends a request and reads the answer whole.
-    pub(super) async fn send(&self, request: Request<Body>) -> Answer {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = tokio::time::timeout(SOON, body.collect()).await.expect("the answer ends").unwrap().to_bytes();
         Answer { status: parts.status, headers: parts.headers, body }
     }
 
-    pub(super) async fn get(&self, path: &str, token: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str, token: &str) -> Answer {
         self.send(request(Method::GET, path, token, &[], Body::empty())).await
     }
 
-    pub(super) async fn post(&self, path: &str, token: &str, body: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, token: &str, body: &Value) -> Answer {
         self.post_with(path, token, &[], body).await
     }
 
-    pub(super) async fn post_with(&self, path: &str, token: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+    pub(crate) async fn post_with(&self, path: &str, token: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
         self.send(request(Method::POST, path, token, headers, Body::from(body.to_string()))).await
     }
 
     /// Creates a run and waits until it has ended or waits for somebody.
-    pub(super) async fn settled(&self, body: &Value) -> Value {
+    pub(crate) async fn settled(&self, body: &Value) -> Value {
         let answer = self.post_with("/v1/runs", &self.alice(), &[("prefer", "wait=20")], body).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
         answer.json()
@@ -193,7 +193,7 @@ fn follow(app: &App, hub: &Arc<Hub>) -> Arc<Follower> {
 }
 
 /// A request with a token (none when empty).
-pub(super) fn request(method: Method, path: &str, token: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
+pub(crate) fn request(method: Method, path: &str, token: &str, headers: &[(&str, &str)], body: Body) -> Request<Body> {
     let mut builder = Request::builder().method(method).uri(path).header("content-type", "application/json");
     if !token.is_empty() {
         builder = builder.header("authorization", format!("Bearer {token}"));
@@ -205,12 +205,12 @@ pub(super) fn request(method: Method, path: &str, token: &str, headers: &[(&str,
 }
 
 /// A run whose model says these texts, one a turn: it ends after the first.
-pub(super) fn says(text: &str) -> Value {
+pub(crate) fn says(text: &str) -> Value {
     json!({ "model": { "provider": "scripted", "name": "demo", "script": [{ "text": text }] }, "input": "Say it." })
 }
 
 /// A run whose model takes that long to answer.
-pub(super) fn slow(delay_ms: u64) -> Value {
+pub(crate) fn slow(delay_ms: u64) -> Value {
     json!({
         "model": { "provider": "scripted", "name": "demo", "script": [{ "text": "late", "delay_ms": delay_ms }] },
         "input": "Take your time.",
@@ -218,7 +218,7 @@ pub(super) fn slow(delay_ms: u64) -> Value {
 }
 
 /// The demo MCP server on a free port, what it did, and its task.
-pub(super) async fn demo_mcp() -> (String, DemoLedger, JoinSet<()>) {
+pub(crate) async fn demo_mcp() -> (String, DemoLedger, JoinSet<()>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/mcp", listener.local_addr().unwrap());
     let ledger = DemoLedger::default();

@@ -5,7 +5,7 @@ mod catalogs;
 mod delete;
 mod document;
 mod faults;
-mod harness;
+pub(crate) mod harness;
 mod keys;
 mod limits;
 mod probes;

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use countersign::mcp::{BreakerSettings, FaultKind, McpPool, McpTarget, News, PoolSettings};
-use countersign::run::ids::{Fence, RunUid, TenantId};
+use countersign::run::ids::TenantId;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::{acme, call, charge, class, pool, pool_with, settings, target};
 use crate::support::fake_mcp::{FakeMcp, Reply};
@@ -76,7 +75,7 @@ async fn a_changed_registration_retires_the_connection_and_cuts_no_call() {
     let fake = FakeMcp::start().await;
     let pool = pool();
     let mut named = target(&fake.url());
-    named.name = Some("orders".to_owned());
+    named.origin = Some("server/orders".to_owned());
     let (_, watched) = pool.read(&acme(), &named, FRESH).await.unwrap();
     let gate = Arc::new(Notify::new());
     let reply = Reply::When(Arc::clone(&gate), Box::new(Reply::text("charged")));
@@ -86,6 +85,9 @@ async fn a_changed_registration_retires_the_connection_and_cuts_no_call() {
         fake.wait_until(|fake| fake.count("tools/call") == 1).await;
         let mut rotated = named.clone();
         rotated.secret_header = Some(("authorization".to_owned(), "Bearer rotated".into()));
+        pool.retire(&TenantId::parse("globex").unwrap(), "server/orders");
+        assert_eq!(watched.news(), News::None, "another tenant's is not meant");
+        pool.retire(&acme(), "server/orders");
         pool.catalog(&acme(), &rotated, FRESH).await.unwrap();
         assert_eq!(watched.news(), News::Lost, "whoever watched it looks for the new one");
         drop(watched);
@@ -95,9 +97,7 @@ async fn a_changed_registration_retires_the_connection_and_cuts_no_call() {
     assert_eq!(class(&tokio::join!(calling, rotating).0), "done");
     fake.wait_until(|fake| fake.count_http("DELETE") == 1).await;
     assert_eq!((fake.count("tools/call"), pool.open_connections()), (1, 1));
-    pool.retire(&TenantId::parse("globex").unwrap(), "orders");
-    assert_eq!(pool.open_connections(), 1);
-    pool.retire(&acme(), "orders");
+    pool.retire(&acme(), "server/orders");
     assert_eq!(pool.open_connections(), 0);
 }
 
@@ -178,16 +178,4 @@ async fn a_thousand_calls_in_turn_and_two_hundred_at_once_leave_nothing_behind()
         assert!(Instant::now() < deadline, "{before:?} {:?}", (sockets(), tasks()));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-#[tokio::test]
-async fn a_private_connection_of_another_run_is_no_part_of_a_retirement() {
-    let fake = FakeMcp::start().await;
-    let pool = pool();
-    let mut private = target(&fake.url());
-    private.name = Some("orders".to_owned());
-    private.private_to = Some((RunUid(Uuid::new_v4()), Fence(1)));
-    assert_eq!(use_as(&pool, "acme", &private).await, "done");
-    pool.retire(&acme(), "orders");
-    assert_eq!(pool.open_connections(), 1);
 }

@@ -45,11 +45,11 @@ impl BadStdio {
     pub(crate) fn target(&self) -> McpTarget {
         McpTarget {
             endpoint: Endpoint::Stdio(Arc::new(self.server())),
-            name: Some("bad".to_owned()),
             headers: Vec::new(),
             secret_header: None,
             timeouts: Timeouts { connect_ms: 20_000, call_ms: 10_000, call_total_ms: 20_000 },
             private_to: None,
+            origin: Some("server/bad".to_owned()),
         }
     }
 

@@ -11,12 +11,16 @@ use countersign::run::fact::Reconciliation;
 use countersign::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::Message;
 use countersign::run::time::Timestamp;
+use countersign::store::registry::{
+    RegisteredServer, Registration, SealedPlace, SealedRow, SecretDeletion, SecretInfo, ServerPut, StoredSecret,
+};
 use countersign::store::retention::{Deletion, Leftover, OldRun, Step};
 use countersign::store::wake::Hints;
 use countersign::store::{
     AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
     FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
-    RetentionStore, RunCursor, RunFilter, RunStore, RunView, SealedSecret, Store, StoreError, StoredEvent, Wishes,
+    RegistryStore, RetentionStore, RunCursor, RunFilter, RunStore, RunView, SealedSecret, Store, StoreError,
+    StoredEvent, Wishes,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -358,5 +362,87 @@ impl RetentionStore for FlakyStore {
 
     async fn keys_drop(&self) -> Result<bool, StoreError> {
         self.write("keys_drop", self.store.keys_drop()).await
+    }
+}
+
+#[async_trait]
+impl RegistryStore for FlakyStore {
+    async fn stored_secret_put(
+        &self,
+        tenant: &TenantId,
+        secret: &StoredSecret,
+        audit: &AuditRow,
+    ) -> Result<bool, StoreError> {
+        self.write("stored_secret_put", self.store.stored_secret_put(tenant, secret, audit)).await
+    }
+
+    async fn stored_secret_fetch(&self, tenant: &TenantId, name: &str) -> Result<Option<StoredSecret>, StoreError> {
+        self.store.stored_secret_fetch(tenant, name).await
+    }
+
+    async fn stored_secret_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<SecretInfo>, StoreError> {
+        self.store.stored_secret_list(tenant, after, limit).await
+    }
+
+    async fn stored_secret_delete(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        audit: &AuditRow,
+    ) -> Result<SecretDeletion, StoreError> {
+        self.write("stored_secret_delete", self.store.stored_secret_delete(tenant, name, audit)).await
+    }
+
+    async fn server_put(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        registration: &Registration,
+        audit: &AuditRow,
+    ) -> Result<ServerPut, StoreError> {
+        self.write("server_put", self.store.server_put(tenant, name, registration, audit)).await
+    }
+
+    async fn server_fetch(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+    ) -> Result<Option<(RegisteredServer, Option<StoredSecret>)>, StoreError> {
+        self.store.server_fetch(tenant, name).await
+    }
+
+    async fn server_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<RegisteredServer>, StoreError> {
+        self.store.server_list(tenant, after, limit).await
+    }
+
+    async fn server_delete(&self, tenant: &TenantId, name: &str, audit: &AuditRow) -> Result<bool, StoreError> {
+        self.write("server_delete", self.store.server_delete(tenant, name, audit)).await
+    }
+
+    async fn stored_secret_samples(&self) -> Result<Vec<(TenantId, StoredSecret)>, StoreError> {
+        self.store.stored_secret_samples().await
+    }
+
+    async fn sealed_list(
+        &self,
+        key_id: &str,
+        after: Option<&SealedPlace>,
+        limit: u32,
+    ) -> Result<Vec<SealedRow>, StoreError> {
+        self.store.sealed_list(key_id, after, limit).await
+    }
+
+    async fn sealed_replace(&self, old: &SealedRow, key_id: &str, sealed: &[u8]) -> Result<bool, StoreError> {
+        self.write("sealed_replace", self.store.sealed_replace(old, key_id, sealed)).await
     }
 }

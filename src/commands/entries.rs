@@ -1,0 +1,115 @@
+//! The MCP entries of a request as a run is bound to them: inline ones, and registered servers that they tighten.
+
+use super::faults::Faults;
+use super::request::EntryRequest;
+use super::{Asker, CommandError, Commands, entry};
+use crate::run::spec::McpEntry;
+use crate::run::tighten::tighten;
+use crate::secrets::RunSecrets;
+
+impl Commands {
+    /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
+    /// here, and `check_secrets_of` looks at them later.
+    pub(super) async fn check_entries(
+        &self,
+        asker: &Asker,
+        requests: Vec<EntryRequest>,
+        secrets: Option<&RunSecrets>,
+        faults: &mut Faults,
+    ) -> Result<Vec<McpEntry>, CommandError> {
+        let several = requests.len() > 1;
+        let mut entries = Vec::new();
+        for (index, request) in requests.into_iter().enumerate() {
+            let at = format!("/mcp/{index}");
+            let entry = if let Some(server) = request.server.clone() {
+                self.registered_entry(asker, &server, request, &at, faults).await?
+            } else {
+                let named = request.namespace.is_some();
+                faults.require(named || !several, &format!("{at}/namespace"), "several entries need a namespace each");
+                self.inline_entry(asker, request, secrets, &at, faults).await?
+            };
+            if let Some(mut entry) = entry {
+                // An explicit namespace wins; a single entry needs none.
+                if several && entry.namespace.is_none() {
+                    entry.namespace.clone_from(&entry.server);
+                }
+                entries.push(entry);
+            }
+        }
+        Ok(entries)
+    }
+
+    async fn inline_entry(
+        &self,
+        asker: &Asker,
+        request: EntryRequest,
+        secrets: Option<&RunSecrets>,
+        at: &str,
+        faults: &mut Faults,
+    ) -> Result<Option<McpEntry>, CommandError> {
+        let Some(entry) = entry::check(request, at, faults) else { return Ok(None) };
+        self.check_address(&entry, at, faults);
+        if let (Some(auth), Some(secrets)) = (&entry.auth, secrets)
+            && !secrets.has(auth.secret())
+        {
+            let pointer = format!("{at}/auth/secret");
+            self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, faults).await?;
+        }
+        Ok(Some(entry))
+    }
+
+    async fn registered_entry(
+        &self,
+        asker: &Asker,
+        server: &str,
+        request: EntryRequest,
+        at: &str,
+        faults: &mut Faults,
+    ) -> Result<Option<McpEntry>, CommandError> {
+        let beside = entry::beside(request, at, faults);
+        let registered = if entry::is_server_name(server) {
+            self.dispatch.registered(&asker.tenant, server).await.map_err(CommandError::NotLookedUp)?
+        } else {
+            None
+        };
+        let Some(registered) = registered else {
+            faults.add(format!("{at}/server"), format!("there is no registered server named {server:?}"));
+            return Ok(None);
+        };
+        match tighten(server, &registered, beside) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(looser) => {
+                for looser in looser {
+                    faults.add(format!("{at}{}", looser.pointer), looser.detail);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether the server may reach the entry's address at all.
+    pub(super) fn check_address(&self, entry: &McpEntry, at: &str, faults: &mut Faults) {
+        if let Some(address) = &entry.url
+            && let Err(refused) = self.dispatch.check_address(address)
+        {
+            faults.add(format!("{at}/url"), refused);
+        }
+    }
+
+    /// The secrets of entries that came with a resume: the run's own, or stored ones.
+    pub(super) async fn check_secrets_of(
+        &self,
+        asker: &Asker,
+        entries: &[McpEntry],
+        secrets: &RunSecrets,
+    ) -> Result<(), CommandError> {
+        let mut faults = Faults::default();
+        for (index, entry) in entries.iter().enumerate() {
+            if let Some(auth) = entry.auth.as_ref().filter(|auth| !secrets.has(auth.secret())) {
+                let pointer = format!("/mcp/{index}/auth/secret");
+                self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, &mut faults).await?;
+            }
+        }
+        faults.finish()
+    }
+}

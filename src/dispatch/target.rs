@@ -1,0 +1,272 @@
+//! Where an entry leads and what is told there, put together anew for each use, and what else is asked of the registry.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use url::Url;
+
+use super::registry::{Looked, Opened, SecretFault, Server, value_for};
+use super::{Dispatch, Sighting, Unreachable};
+use crate::mcp::{Endpoint, McpTarget, StdioServer};
+use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::run::spec::{McpAuth, McpEntry, ModelSpec};
+use crate::secrets::{Found, Redactor, RunSecrets};
+
+/// A stored secret, or why it does not open; `None`: there is none of that name.
+type Stored = Option<Arc<Result<Opened, String>>>;
+
+/// A drive of a run.
+type Drive = (RunUid, Fence);
+
+/// How long a look at a server may take in all.
+const SIGHT_TIME: Duration = Duration::from_secs(15);
+
+/// A server as it is reached now, and what it is told.
+pub(super) struct Target {
+    pub(super) reached: McpTarget,
+    /// Takes what it is told out of what it says.
+    pub(super) told: Redactor,
+}
+
+/// The credential of a connection, and whose it is.
+struct Credential {
+    value: SecretString,
+    is_the_runs: bool,
+}
+
+impl Dispatch {
+    /// # Errors
+    /// Why it cannot be reached, in words.
+    pub(super) async fn target(
+        &self,
+        tenant: &TenantId,
+        entry: &McpEntry,
+        drive: Drive,
+        secrets: &RunSecrets,
+    ) -> Result<Target, String> {
+        if let Some(name) = &entry.server {
+            return self.registered_target(tenant, name, entry, secrets).await;
+        }
+        let url = address_of(entry)?;
+        let credential = match &entry.auth {
+            None => None,
+            Some(auth) => Some(self.credential(tenant, auth.secret(), &url, secrets).await?),
+        };
+        let is_stored = credential.as_ref().is_some_and(|credential| !credential.is_the_runs);
+        let origin = entry.auth.as_ref().filter(|_| is_stored).map(|auth| secret_origin(auth.secret()));
+        let private_to = credential.as_ref().filter(|credential| credential.is_the_runs).map(|_| drive);
+        let secret = entry.auth.as_ref().zip(credential.as_ref()).map(|(auth, credential)| (auth, &credential.value));
+        Ok(put_together(entry, entry, url, secret, secrets, Whose { private_to, origin }))
+    }
+
+    async fn registered_target(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        entry: &McpEntry,
+        secrets: &RunSecrets,
+    ) -> Result<Target, String> {
+        let server = self.server(tenant, name, Duration::MAX).await?;
+        let server = server.ok_or_else(|| format!("there is no registered server named '{name}' any more"))?;
+        if let Some(process) = &server.process {
+            return Ok(process_target(process, name, entry, secrets));
+        }
+        let url = address_of(&server.entry)?;
+        let secret = match (&server.entry.auth, &server.secret) {
+            (None, _) | (Some(_), Ok(None)) => None,
+            (Some(_), Err(why)) => return Err(why.clone()),
+            (Some(auth), Ok(Some(opened))) => Some((auth, value_for(opened, auth.secret(), &url)?)),
+        };
+        let whose = Whose { private_to: None, origin: Some(server_origin(name)) };
+        Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
+    }
+
+    async fn server(&self, tenant: &TenantId, name: &str, max_age: Duration) -> Result<Option<Arc<Server>>, String> {
+        let Looked { value, has_moved } = self.registry.server(tenant, name, max_age).await?;
+        if has_moved {
+            self.pool.retire(tenant, &server_origin(name));
+        }
+        Ok(value)
+    }
+
+    async fn stored(&self, tenant: &TenantId, name: &str, max_age: Duration) -> Result<Stored, String> {
+        let Looked { value, has_moved } = self.registry.secret(tenant, name, max_age).await?;
+        if has_moved {
+            self.pool.retire(tenant, &secret_origin(name));
+        }
+        Ok(value)
+    }
+
+    async fn credential(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        url: &Url,
+        secrets: &RunSecrets,
+    ) -> Result<Credential, String> {
+        match secrets.find(name) {
+            Found::Value(value) => Ok(Credential { value: value.clone(), is_the_runs: true }),
+            Found::Unreadable => Err(format!("its secret {name:?} cannot be opened")),
+            Found::Nothing => {
+                let secret = self.stored(tenant, name, Duration::MAX).await?;
+                let secret = secret.ok_or_else(|| format!("its secret {name:?} is missing"))?;
+                let opened = secret.as_ref().as_ref().map_err(Clone::clone)?;
+                Ok(Credential { value: value_for(opened, name, url)?.clone(), is_the_runs: false })
+            }
+        }
+    }
+
+    /// The key of a run's model: a run-scoped secret, or a stored one that may go to the model's address.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn model_secret(
+        &self,
+        tenant: &TenantId,
+        model: &ModelSpec,
+        secrets: &RunSecrets,
+    ) -> Result<Option<SecretString>, SecretFault> {
+        let Some(name) = &model.secret else { return Ok(None) };
+        match secrets.find(name) {
+            Found::Value(value) => return Ok(Some(value.clone())),
+            Found::Unreadable => return Err(SecretFault::lasting("the model's secret cannot be opened")),
+            Found::Nothing => {}
+        }
+        // Turns of a script leave nowhere.
+        let Some(address) = model.address() else { return Ok(None) };
+        let url =
+            Url::parse(address).map_err(|_unparsable| SecretFault::lasting("the model's address is not a URL"))?;
+        let secret = self.stored(tenant, name, Duration::MAX).await;
+        let secret = secret.map_err(|message| SecretFault { message, is_passing: true })?;
+        let unusable = |why: &str| SecretFault::lasting(format!("the model cannot be asked: {why}"));
+        let secret = secret.ok_or_else(|| unusable(&format!("its secret {name:?} is missing")))?;
+        let opened = secret.as_ref().as_ref().map_err(|why| unusable(why))?;
+        value_for(opened, name, &url).map(|value| Some(value.clone())).map_err(|why| unusable(&why))
+    }
+
+    /// Whether a stored secret may go to that address, as it stands now. `None`: there is no such secret.
+    ///
+    /// # Errors
+    /// `is_passing` when the store does not answer; else why it may not, for people.
+    pub async fn check_secret(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        address: Option<&str>,
+    ) -> Result<Option<()>, SecretFault> {
+        let secret = self.stored(tenant, name, Duration::ZERO).await;
+        let secret = secret.map_err(|message| SecretFault { message, is_passing: true })?;
+        let Some(secret) = secret else { return Ok(None) };
+        let opened = secret.as_ref().as_ref().map_err(|_why| SecretFault::lasting("the secret cannot be opened"))?;
+        // An address that does not read is another fault.
+        let Some(url) = address.and_then(|address| Url::parse(address).ok()) else { return Ok(Some(())) };
+        if value_for(opened, name, &url).is_ok() {
+            return Ok(Some(()));
+        }
+        let host = url.host_str().unwrap_or_default();
+        Err(SecretFault::lasting(format!("the hosts of the secret {name:?} do not include '{host}'")))
+    }
+
+    /// What is registered or declared under a name, as it stands now.
+    ///
+    /// # Errors
+    /// The store does not answer, in words.
+    pub async fn registered(&self, tenant: &TenantId, name: &str) -> Result<Option<McpEntry>, String> {
+        Ok(self.server(tenant, name, Duration::ZERO).await?.map(|server| server.entry.clone()))
+    }
+
+    /// Whether the operator declared that name, for whomever.
+    pub fn is_declared(&self, name: &str) -> bool {
+        self.registry.declared.has(name)
+    }
+
+    /// Servers or secrets were changed, by this node or another: what leads elsewhere now is seen at the next use.
+    pub fn registry_changed(&self) {
+        self.registry.expire();
+    }
+
+    /// Connects to a registered server and looks at what it says of itself.
+    ///
+    /// # Errors
+    /// `None`: nothing has that name. Else why it cannot be reached.
+    pub async fn sight(&self, tenant: &TenantId, name: &str) -> Result<(McpEntry, Sighting), Option<Unreachable>> {
+        let unreachable = |message: String| Some(Unreachable { server: name.to_owned(), message });
+        let entry = self.registered(tenant, name).await.map_err(unreachable)?.ok_or(None)?;
+        let looking = async {
+            let target = self.registered_target(tenant, name, &entry, &RunSecrets::new()).await?;
+            let sighting = self.pool.sight(tenant, &target.reached).await;
+            let mut sighting = sighting.map_err(|fault| target.told.text(&fault.to_string()).into_owned())?;
+            target.told.value(&mut sighting.server_info);
+            target.told.value(&mut sighting.capabilities);
+            if let Some(clean) = target.told.catalog(&sighting.catalog) {
+                sighting.catalog = Arc::new(clean);
+            }
+            Ok(sighting)
+        };
+        let looked = tokio::time::timeout(SIGHT_TIME, looking).await;
+        let looked = looked.unwrap_or_else(|_elapsed| Err(format!("no answer within {} s", SIGHT_TIME.as_secs())));
+        looked.map(|sighting| (entry, sighting)).map_err(unreachable)
+    }
+}
+
+/// Which runs a connection may serve, and what it was looked up by.
+struct Whose {
+    private_to: Option<Drive>,
+    origin: Option<String>,
+}
+
+/// `entry` is what the run is bound to, `registered` where it leads.
+fn put_together(
+    entry: &McpEntry,
+    registered: &McpEntry,
+    url: Url,
+    secret: Option<(&McpAuth, &SecretString)>,
+    secrets: &RunSecrets,
+    whose: Whose,
+) -> Target {
+    let secret_header = secret.map(|(auth, value)| match auth {
+        McpAuth::Bearer { .. } => {
+            ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
+        }
+        McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
+    });
+    let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret.map(|(_, value)| value)));
+    let reached = McpTarget {
+        endpoint: Endpoint::Http(url),
+        headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        secret_header,
+        timeouts: entry.timeouts,
+        private_to: whose.private_to,
+        origin: whose.origin,
+    };
+    Target { reached, told }
+}
+
+/// A process of ours. What the operator gave it to keep is taken out of what it says.
+fn process_target(process: &Arc<StdioServer>, name: &str, entry: &McpEntry, secrets: &RunSecrets) -> Target {
+    let given = process.env.iter().map(|(_, value)| value);
+    let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(given));
+    let reached = McpTarget {
+        endpoint: Endpoint::Stdio(Arc::clone(process)),
+        headers: Vec::new(),
+        secret_header: None,
+        timeouts: entry.timeouts,
+        private_to: None,
+        origin: Some(server_origin(name)),
+    };
+    Target { reached, told }
+}
+
+fn address_of(entry: &McpEntry) -> Result<Url, String> {
+    let address = entry.url.as_deref().ok_or("the entry names no address")?;
+    Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))
+}
+
+fn server_origin(name: &str) -> String {
+    format!("server/{name}")
+}
+
+fn secret_origin(name: &str) -> String {
+    format!("secret/{name}")
+}

@@ -1,0 +1,157 @@
+//! Entries of a run that name a registered server.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{Site, calling, pointers};
+use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::{FakeMcp, Reply, tool};
+
+both_stores! {
+    a_run_on_a_registered_server_says_only_its_name => by_name,
+}
+
+async fn by_name(database: Database) {
+    let site = Site::on(database).await;
+    let fake = FakeMcp::start().await;
+    site.put_secret("token", "s3cret-value", &["127.0.0.1"]).await;
+    let auth = json!({ "scheme": "header", "header": "X-Api-Key", "secret": "token" });
+    let body = json!({ "url": fake.url(), "auth": auth, "headers": { "X-Team": "a" }, "side_effect_class": "idempotent_write" });
+    site.put_server("orders", body).await;
+    for _ in 0..2 {
+        let run = site.settled(&calling(&["charge"], json!([{ "server": "orders" }]))).await;
+        assert_eq!(run["status"], "completed", "{run}");
+        let receipts = site.get(&format!("/v1/runs/{}/receipts", run["id"].as_str().unwrap())).await;
+        let receipt = &receipts["data"][0];
+        assert_eq!((&receipt["tool"], &receipt["server"]), (&json!("charge"), &json!("orders")));
+        assert_eq!(receipt["side_effect_class"], "idempotent_write");
+    }
+    for seen in fake.seen() {
+        assert_eq!((seen.headers["x-api-key"].as_str(), seen.headers["x-team"].as_str()), ("s3cret-value", "a"));
+    }
+    assert_eq!((fake.count("initialize"), fake.count("tools/call")), (1, 2), "a stored secret's connection is shared");
+}
+
+#[tokio::test]
+async fn beside_a_registered_server_only_what_is_stricter_is_taken() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    fake.on_list(|_| Reply::Result(json!({ "tools": [tool("charge"), tool("refund"), tool("list")] })));
+    site.put_server(
+        "orders",
+        json!({
+            "url": fake.url(), "tools": ["charge", "list"], "timeouts": { "call_ms": 1000 },
+            "side_effect_class": { "list": "read_only", "charge": "idempotent_write" },
+        }),
+    )
+    .await;
+    let looser = json!([{
+        "server": "orders", "url": fake.url(), "headers": {}, "auth": { "scheme": "bearer", "secret": "t" },
+        "tools": ["list", "refund"], "timeouts": { "call_ms": 1001, "connect_ms": 5 }, "replay": "idempotent",
+        "required": false, "side_effect_class": { "charge": "read_only", "list": "read_only" },
+    }]);
+    let answer = site.send(Method::POST, "/v1/runs", &calling(&[], looser)).await;
+    assert_eq!(
+        pointers(&answer),
+        [
+            "/mcp/0/auth",
+            "/mcp/0/headers",
+            "/mcp/0/replay",
+            "/mcp/0/required",
+            "/mcp/0/side_effect_class/charge",
+            "/mcp/0/timeouts/call_ms",
+            "/mcp/0/tools/1",
+            "/mcp/0/url"
+        ]
+    );
+    let stricter = json!([{
+        "server": "orders", "tools": ["charge"], "timeouts": { "call_ms": 900 }, "required": true, "namespace": "till",
+        "side_effect_class": "irreversible_action", "input_schemas": { "charge": { "required": ["amount"] } },
+    }]);
+    let run = site.settled(&calling(&["till_charge"], stricter)).await;
+    let names: Vec<&String> = run["binding"]["mcp"]["tools"].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["till_charge"]);
+    assert_eq!(fake.count("tools/call"), 0, "the arguments do not fit the schema that the run added");
+}
+
+#[tokio::test]
+async fn a_namespace_is_explicit_or_the_servers_name_among_several() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    site.put_server("orders", json!({ "url": fake.url() })).await;
+    site.put_server("billing", json!({ "url": fake.url(), "namespace": "till" })).await;
+    let names = async |mcp: Value| {
+        let run = site.settled(&calling(&[], mcp)).await;
+        let tools = run["binding"]["mcp"]["tools"].as_object().unwrap().clone();
+        tools.keys().cloned().collect::<Vec<String>>()
+    };
+    assert_eq!(names(json!([{ "server": "orders" }])).await, ["charge"]);
+    assert_eq!(names(json!([{ "server": "billing" }])).await, ["till_charge"]);
+    let both = json!([{ "server": "orders" }, { "server": "billing" }]);
+    assert_eq!(names(both).await, ["orders_charge", "till_charge"]);
+    let explicit = json!([{ "server": "orders", "namespace": "a" }, { "server": "billing", "namespace": "b" }]);
+    assert_eq!(names(explicit).await, ["a_charge", "b_charge"]);
+    let mixed = json!([{ "server": "orders" }, { "url": fake.url(), "namespace": "x" }]);
+    assert_eq!(names(mixed).await, ["orders_charge", "x_charge"]);
+    let inline = json!([{ "url": fake.url() }, { "url": fake.url() }, { "server": "orders" }]);
+    let answer = site.send(Method::POST, "/v1/runs", &calling(&[], inline)).await;
+    assert_eq!(pointers(&answer), ["/mcp/0/namespace", "/mcp/1/namespace"]);
+}
+
+#[tokio::test]
+async fn b204_names_of_another_tenant_and_names_that_nobody_has_are_refused_in_the_same_words() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    site.put_secret("token", "s3cret-value", &["127.0.0.1"]).await;
+    site.put_server("orders", json!({ "url": fake.url() })).await;
+    let stranger = site.server.token("umbrella", "eve", "admin");
+    let auth = |secret: &str| json!({ "scheme": "bearer", "secret": secret });
+    let body = |server: &str, secret: &str| {
+        let mut run =
+            calling(&[], json!([{ "server": server }, { "url": fake.url(), "namespace": "x", "auth": auth(secret) }]));
+        run["model"] = json!({ "provider": "openai", "name": "m", "base_url": fake.url(), "secret": secret });
+        run
+    };
+    let theirs = site.send_as(&stranger, Method::POST, "/v1/runs", &body("orders", "token")).await;
+    let nobodys = site.send_as(&stranger, Method::POST, "/v1/runs", &body("ordars", "tokan")).await;
+    let words = |answer: &crate::http::harness::Answer| {
+        let text = String::from_utf8_lossy(&answer.body).replace("ordars", "orders").replace("tokan", "token");
+        let mut problem: Value = serde_json::from_str(&text).unwrap();
+        problem["instance"] = Value::Null;
+        problem
+    };
+    assert_eq!(pointers(&theirs), ["/mcp/0/server", "/mcp/1/auth/secret", "/model/secret"]);
+    assert_eq!(words(&theirs), words(&nobodys));
+    for odd in ["a\u{0}b", "A", "", &"x".repeat(5000)] {
+        let refused = site.send(Method::POST, "/v1/runs", &body(odd, odd)).await;
+        assert_eq!(refused.status, 422, "{odd:?}");
+    }
+    assert!(fake.seen().is_empty(), "nobody is contacted for a run that is refused");
+}
+
+#[tokio::test]
+async fn what_was_declared_is_frozen_and_where_it_leads_is_not() {
+    let site = Site::start().await;
+    let (first, second) = (FakeMcp::start().await, FakeMcp::start().await);
+    first.on_call(|_| Reply::Reset);
+    site.put_server("orders", json!({ "url": first.url(), "side_effect_class": "irreversible_action" })).await;
+    let mut body = calling(&["charge", "charge"], json!([{ "server": "orders" }]));
+    body["id"] = json!("r");
+    let run = site.settled(&body).await;
+    assert_eq!(run["reason"], "tool-reconciliation-required", "{run}");
+    // A looser declaration does not reach the run; the new address does.
+    site.put_server("orders", json!({ "url": second.url(), "side_effect_class": "read_only", "tools": ["nothing"] }))
+        .await;
+    let decided = json!({ "resolution": "retry" });
+    let path = "/v1/admin/runs/r/reconciliations/1/call_1";
+    assert_eq!(site.send(Method::POST, path, &decided).await.status, 200);
+    let receipts = async || site.get("/v1/runs/r/receipts").await["data"].clone();
+    crate::support::database::eventually("the run ends", async || {
+        site.get("/v1/runs/r").await["status"] == "completed"
+    })
+    .await;
+    let receipts = receipts().await;
+    let classes: Vec<&Value> = receipts.as_array().unwrap().iter().map(|row| &row["side_effect_class"]).collect();
+    assert_eq!(classes, ["irreversible_action", "irreversible_action"]);
+    assert_eq!((first.count("tools/call"), second.count("tools/call")), (1, 2));
+}
