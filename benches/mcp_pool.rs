@@ -13,7 +13,7 @@ use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun};
 use countersign::config::Config;
 use countersign::mcp::demo::{DemoLedger, router};
-use countersign::mcp::{Endpoint, MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::{Actor, TenantId};
 use countersign::run::outcome::{Answer, Outcome};
@@ -72,6 +72,7 @@ fn target(url: &str) -> anyhow::Result<McpTarget> {
         timeouts: Timeouts::default(),
         private_to: None,
         origin: None,
+        offers: Offers::default(),
     })
 }
 
@@ -83,6 +84,8 @@ fn charge(number: usize) -> ToolRequest {
         idempotency_key: format!("key-{number}"),
         output_schema: None,
         may_leave: MayLeave::new(|| true),
+        asks: None,
+        continuation: None,
     }
 }
 

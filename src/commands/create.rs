@@ -10,7 +10,7 @@ use super::faults::{Faults, LATER};
 use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
-use crate::dispatch::Watched;
+use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
@@ -57,8 +57,10 @@ impl Commands {
         let sealed = self.seal(asker, uid, &asked.secrets)?;
         // The connections that this opens are the first owner's.
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
-        let catalogs = self.dispatch.read(&first, &asked.entries, &asked.secrets, self.catalog_max_age()).await?;
+        let catalogs = self.read_first(&first, &asked).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
+        let (binding, set_aside) = binding.offered_to(asked.spec.model.provider);
+        warnings.extend(set_aside);
         warnings.extend(catalogs.warnings);
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
         let seat = self.executor.seat(&asker.tenant);
@@ -85,12 +87,29 @@ impl Commands {
             secrets: sealed,
         };
         let watched = catalogs.watched;
-        match (self.admit(admission, envelope, watched, seat).await?, kept) {
+        if seat.is_none() {
+            // Whoever takes it opens its own; once it is stored that may be this node at any moment.
+            self.dispatch.release(&first).await;
+        }
+        let admitted = self.admit(admission, envelope, watched, seat).await?;
+        if matches!(admitted, Admitted::RunExists | Admitted::KeyUsed(_)) {
+            self.dispatch.release(&first).await;
+        }
+        match (admitted, kept) {
             (Admitted::Created | Admitted::NotTaken, _) => Ok(Created { id, replayed: false }),
             (Admitted::RunExists, _) => Err(CommandError::RunExists),
             (Admitted::KeyUsed(answer), Some(kept)) => replay(&kept, &answer.body_digest, answer.run_id),
             (Admitted::KeyUsed(_), None) => Err(CommandError::KeyReused),
         }
+    }
+
+    /// What the servers serve. Where one cannot be read, no connection stays that the others got for this run.
+    async fn read_first(&self, first: &Claim, asked: &Asked) -> Result<Catalogs, CommandError> {
+        let read = self.dispatch.read(first, &asked.entries, &asked.secrets, self.catalog_max_age()).await;
+        if read.is_err() {
+            self.dispatch.release(first).await;
+        }
+        Ok(read?)
     }
 
     /// Stores the run and begins it: both or neither, even when the caller goes away in between. So it is a task of its
@@ -181,7 +200,7 @@ impl Commands {
         faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
         let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
-        self.check_model(asker, &request.model, &secrets, &mut faults).await?;
+        self.check_model(asker, &request.model, Some(&secrets), "/model", &mut faults).await?;
         let metadata = request.metadata.unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
@@ -200,30 +219,35 @@ impl Commands {
         Ok(Asked { id: id.flatten(), spec, entries, input, secrets })
     }
 
-    async fn check_model(
+    /// The model of a run, or of a server's samples. `secrets` is `None` where the run's own are not known yet.
+    pub(super) async fn check_model(
         &self,
         asker: &Asker,
         model: &ModelSpec,
-        secrets: &RunSecrets,
+        secrets: Option<&RunSecrets>,
+        at: &str,
         faults: &mut Faults,
     ) -> Result<(), CommandError> {
-        faults.require(!model.name.is_empty(), "/model/name", "must not be empty");
-        if let Some(name) = model.secret.as_deref().filter(|name| !secrets.has(name)) {
-            self.check_stored(asker, name, model.address(), "/model/secret", faults).await?;
+        let place = |field: &str| format!("{at}/{field}");
+        faults.require(!model.name.is_empty(), &place("name"), "must not be empty");
+        if let (Some(name), Some(secrets)) = (model.secret.as_deref(), secrets)
+            && !secrets.has(name)
+        {
+            self.check_stored(asker, name, model.address(), &place("secret"), faults).await?;
         }
         if let Some(address) = &model.base_url
             && let Err(refused) = self.dispatch.check_address(address)
         {
-            faults.add("/model/base_url", refused);
+            faults.add(place("base_url"), refused);
         }
         match model.provider {
             Provider::Scripted => {
-                faults.require(self.allow.scripted_models, "/model/provider", "scripted models are not allowed here");
+                faults.require(self.allow.scripted_models, &place("provider"), "scripted models are not allowed here");
                 let has_turns = model.script.as_ref().is_some_and(|turns| !turns.is_empty());
-                faults.require(has_turns, "/model/script", "a scripted model needs at least one turn");
+                faults.require(has_turns, &place("script"), "a scripted model needs at least one turn");
             }
             Provider::Openai | Provider::Anthropic => {
-                faults.require(model.script.is_none(), "/model/script", "only a scripted model has a script");
+                faults.require(model.script.is_none(), &place("script"), "only a scripted model has a script");
             }
         }
         Ok(())

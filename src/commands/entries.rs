@@ -55,6 +55,7 @@ impl Commands {
             let pointer = format!("{at}/auth/secret");
             self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, faults).await?;
         }
+        self.check_sampling(asker, &entry, secrets, at, faults).await?;
         Ok(Some(entry))
     }
 
@@ -87,6 +88,23 @@ impl Commands {
         }
     }
 
+    /// The model that the server may have asked.
+    pub(super) async fn check_sampling(
+        &self,
+        asker: &Asker,
+        entry: &McpEntry,
+        secrets: Option<&RunSecrets>,
+        at: &str,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        match &entry.sampling {
+            Some(sampling) => {
+                self.check_model(asker, &sampling.model, secrets, &format!("{at}/sampling/model"), faults).await
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Whether the server may reach the entry's address at all.
     pub(super) fn check_address(&self, entry: &McpEntry, at: &str, faults: &mut Faults) {
         if let Some(address) = &entry.url
@@ -109,6 +127,7 @@ impl Commands {
                 let pointer = format!("/mcp/{index}/auth/secret");
                 self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, &mut faults).await?;
             }
+            self.check_sampling(asker, entry, Some(secrets), &format!("/mcp/{index}"), &mut faults).await?;
         }
         faults.finish()
     }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
+use crate::dispatch::Schema;
+use crate::run::asking::SamplingApproval;
 use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
 
@@ -62,6 +64,8 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         own_class: None,
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default().or_default(),
+        elicitation: request.elicitation.unwrap_or_default(),
+        sampling: request.sampling.map(Box::new),
     })
 }
 
@@ -72,6 +76,7 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
     faults.require(request.url.is_none(), &format!("{at}/url"), FIXED);
     faults.require(request.auth.is_none(), &format!("{at}/auth"), FIXED);
     faults.require(request.headers.is_none(), &format!("{at}/headers"), FIXED);
+    faults.require(request.sampling.is_none(), &format!("{at}/sampling"), FIXED);
     let timeouts = request.timeouts.unwrap_or_default();
     Beside {
         namespace: request.namespace,
@@ -81,6 +86,7 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
         side_effect_class: request.side_effect_class,
         trust_annotations: request.trust_annotations,
         required: request.required,
+        elicitation: request.elicitation,
         connect_ms: timeouts.connect_ms,
         call_ms: timeouts.call_ms,
         call_total_ms: timeouts.call_total_ms,
@@ -96,7 +102,7 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
     }
     for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = jsonschema::validator_for(schema) {
+        if let Err(fault) = Schema::compile(schema) {
             faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
         }
     }
@@ -110,9 +116,8 @@ fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
         Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
     });
     faults.require(no_approval, &format!("{at}/require_approval"), LATER);
-    faults.require(request.sampling.is_none(), &format!("{at}/sampling"), LATER);
-    let denies = request.elicitation.as_deref().is_none_or(|mode| mode == "deny");
-    faults.require(denies, &format!("{at}/elicitation"), "must be \"deny\" in this version");
+    let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
+    faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }
 
 /// Header fields of any entry.

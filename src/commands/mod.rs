@@ -6,6 +6,7 @@ mod delete;
 mod entries;
 mod entry;
 mod faults;
+mod inputs;
 mod reconcile;
 mod registration;
 mod request;
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 pub use create::Created;
 pub use registration::{PutSecret, PutServer};
-pub use request::{CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
+pub use request::{AnswerInput, CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
 
@@ -94,6 +95,9 @@ pub enum CommandError {
     /// A server or a secret could not be looked up; asking later may succeed.
     #[error("{0}")]
     NotLookedUp(String),
+    /// The run has had no such question of a server.
+    #[error("the run has no such input")]
+    InputNotFound,
     /// The id is taken in the tenant.
     #[error("a run of this id exists")]
     RunExists,

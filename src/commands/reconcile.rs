@@ -23,7 +23,7 @@ use crate::run::time::Timestamp;
 use crate::store::{AuditRow, Left, Loaded, RunView};
 
 /// How often the run is looked at meanwhile, when nothing is heard of it.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Longest note, in bytes.
 const NOTE_MAX: usize = 4000;

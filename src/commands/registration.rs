@@ -8,6 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::{EntryRequest, TimeoutsRequest};
+use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass};
 
 /// How a registered server is spoken to.
@@ -55,10 +56,10 @@ pub struct PutServer {
     pub trust_annotations: Option<bool>,
     /// Time limits.
     pub timeouts: Option<TimeoutsRequest>,
-    /// `deny`; `ask` is not in this version.
-    pub elicitation: Option<String>,
-    /// Model calls for the server: not in this version.
-    pub sampling: Option<Value>,
+    /// Whether the server may ask people (`deny`).
+    pub elicitation: Option<Elicitation>,
+    /// The model that the server may have asked; left out: none.
+    pub sampling: Option<Sampling>,
     /// Rules for its calls in every run: not in this version.
     pub policies: Option<Vec<Value>>,
 }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 
 use secrecy::SecretString;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::run::ask::InputAction;
+use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
 
 /// A new run.
@@ -141,10 +143,10 @@ pub struct EntryRequest {
     pub trust_annotations: Option<bool>,
     /// Time limits; what is left out is as registered, or the default.
     pub timeouts: Option<TimeoutsRequest>,
-    /// `deny`; `ask` is not in this version.
-    pub elicitation: Option<String>,
-    /// Model calls for the server: not in this version.
-    pub sampling: Option<Value>,
+    /// Whether the server may ask people (`deny`); with `ask` the run shows its questions and waits for answers.
+    pub elicitation: Option<Elicitation>,
+    /// The model that the server may have asked; left out: none, or the registered one.
+    pub sampling: Option<Sampling>,
 }
 
 /// Time limits of one server, in milliseconds.
@@ -218,6 +220,17 @@ pub struct ResumeRun {
     pub tool_results: Option<Vec<Value>>,
     /// Tighter limits for the rest of the run's life; none can be loosened.
     pub limits: Option<LimitsRequest>,
+}
+
+/// What a person answers to a server's question.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnswerInput {
+    /// What they do.
+    pub action: InputAction,
+    /// With `accept` of a form: the fields; those that are left out get their defaults.
+    #[schema(value_type = Option<Object>)]
+    pub content: Option<Map<String, Value>>,
 }
 
 /// What became of a call whose outcome nobody knew.

@@ -11,6 +11,7 @@ use super::{Asker, CommandError, Commands, Fault, entry};
 use crate::dispatch::Sighting;
 use crate::run::binding::{CatalogRecord, Warning, merge};
 use crate::run::spec::McpEntry;
+use crate::secrets::RunSecrets;
 use crate::store::registry::{RegisteredServer, Registration, ServerPut};
 
 /// The query that stands in a shown address for the real one.
@@ -54,6 +55,7 @@ impl Commands {
             if let Some(auth) = &entry.auth {
                 self.check_stored(asker, auth.secret(), entry.url.as_deref(), "/auth/secret", &mut faults).await?;
             }
+            self.check_sampling(asker, entry, Some(&RunSecrets::new()), "", &mut faults).await?;
         }
         faults.finish()?;
         let Some(entry) = entry else { return Err(CommandError::Invalid(vec![Fault::at("/url", "is required")])) };

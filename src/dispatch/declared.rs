@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::mcp::StdioServer;
+use crate::run::asking::Elicitation;
 use crate::run::ids::TenantId;
 use crate::run::spec::{McpEntry, Timeouts};
 
@@ -48,5 +49,7 @@ pub(super) fn declared_entry() -> McpEntry {
         own_class: None,
         required: true,
         timeouts: Timeouts::default(),
+        elicitation: Elicitation::Deny,
+        sampling: None,
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use jsonschema::Validator;
 use serde_json::{Map, Value};
 
+use crate::mcp::schemas::{Schema, Schemas};
 use crate::run::binding::{Binding, BoundTool};
 use crate::run::fact::Ruling;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
@@ -17,15 +17,26 @@ const MAX_NAMES: usize = 50;
 /// Faults of one call's arguments that a model is told.
 const MAX_FAULTS: usize = 5;
 
-/// Rules on the calls of one leg; schemas are compiled once.
-#[derive(Default)]
+/// Rules on the calls of one leg. The schemas of a binding are looked up once.
 pub struct Gate {
-    compiled: HashMap<String, Arc<Vec<Validator>>>,
+    schemas: Arc<Schemas>,
+    /// The binding whose tools are in `compiled`.
+    revision: u32,
+    compiled: HashMap<String, Arc<Vec<Arc<Schema>>>>,
 }
 
 impl Gate {
+    /// A gate that shares compiled schemas with others.
+    pub fn new(schemas: Arc<Schemas>) -> Self {
+        Self { schemas, revision: 0, compiled: HashMap::new() }
+    }
+
     /// Says whether a call that the model wrote may cross the boundary.
     pub fn rule(&mut self, binding: &Binding, call: &WrittenCall) -> Ruling {
+        if self.revision != binding.revision {
+            self.compiled.clear();
+            self.revision = binding.revision;
+        }
         let raw = || Value::String(call.arguments.clone());
         let Some(tool) = binding.tool(&call.tool) else {
             let input = arguments(&call.arguments).unwrap_or_else(|_| raw());
@@ -50,31 +61,28 @@ impl Gate {
     fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
         let validators = match self.compiled.get(&tool.name) {
             Some(known) => Arc::clone(known),
-            None => match compile(tool) {
+            None => match self.compile(tool) {
                 Ok(compiled) => {
                     let compiled = Arc::new(compiled);
                     self.compiled.insert(tool.name.clone(), Arc::clone(&compiled));
                     compiled
                 }
-                Err(fault) => return Some(format!("its input schema is not a JSON Schema ({fault})")),
+                Err(fault) => return Some(format!("its input schema is no JSON Schema ({fault})")),
             },
         };
-        let faults: Vec<String> = validators
-            .iter()
-            .flat_map(|validator| validator.iter_errors(input))
-            .take(MAX_FAULTS)
-            .map(|fault| format!("{} at {:?}", fault, fault.instance_path().to_string()))
-            .collect();
+        let mut faults: Vec<String> =
+            validators.iter().flat_map(|validator| validator.faults(input, MAX_FAULTS)).collect();
+        faults.truncate(MAX_FAULTS);
         (!faults.is_empty()).then(|| faults.join("; "))
     }
-}
 
-fn compile(tool: &BoundTool) -> Result<Vec<Validator>, String> {
-    std::iter::once(&tool.input_schema)
-        .chain(&tool.own_schema)
-        .filter(|schema| !schema.is_null())
-        .map(|schema| jsonschema::validator_for(schema).map_err(|fault| fault.to_string()))
-        .collect()
+    fn compile(&self, tool: &BoundTool) -> Result<Vec<Arc<Schema>>, Arc<str>> {
+        std::iter::once(&tool.input_schema)
+            .chain(&tool.own_schema)
+            .filter(|schema| !schema.is_null())
+            .map(|schema| self.schemas.of(schema))
+            .collect()
+    }
 }
 
 /// Providers write no text at all for a tool without parameters: that is an empty object.
@@ -105,6 +113,7 @@ mod tests {
 
     use super::*;
     use crate::run::binding::ToolSource;
+    use crate::run::offer::Offer;
     use crate::run::spec::SideEffectClass;
 
     fn binding() -> Binding {
@@ -118,6 +127,7 @@ mod tests {
             own_schema: Some(json!({"properties":{"amount":{"maximum":1000}}})),
             class: SideEffectClass::NonIdempotentWrite,
             replay: false,
+            offer: Offer::default(),
         };
         let entry = serde_json::from_value(json!({"url":"https://billing.example.com/mcp"})).unwrap();
         Binding {
@@ -134,7 +144,7 @@ mod tests {
     #[track_caller]
     fn check(tool: &str, arguments: &str, rule: Option<&str>, says: &str) {
         let call = WrittenCall { id: None, tool: tool.into(), arguments: arguments.into() };
-        match (Gate::default().rule(&binding(), &call), rule) {
+        match (Gate::new(Arc::default()).rule(&binding(), &call), rule) {
             (Ruling::Admit { input, .. }, None) => assert_eq!(input.to_string(), says),
             (Ruling::Reject { rule: refused, reason, .. }, Some(rule)) => {
                 assert_eq!(refused, rule);

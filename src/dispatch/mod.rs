@@ -15,16 +15,19 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::{Map, Value};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::{MayLeave, News, Sighting};
+pub use crate::mcp::schemas::Schema;
+pub use crate::mcp::{AskRefusal, MayLeave, News, ServerAsk, Sighting};
 pub use declared::Declared;
 pub use gate::Gate;
 pub use registry::SecretFault;
 
-use crate::mcp::{McpPool, Subscription, ToolRequest};
+use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, ToolRequest};
 use crate::net::Egress;
+use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
@@ -102,6 +105,8 @@ pub struct Caller {
     pub run: RunId,
     /// Whether its node may still send for it.
     pub may_leave: MayLeave,
+    /// Where servers' questions go that may ask the run.
+    pub asks: mpsc::Sender<ServerAsk>,
 }
 
 /// Reaches servers for runs.
@@ -125,6 +130,11 @@ impl Dispatch {
     pub fn with_declared(mut self, declared: Declared) -> Self {
         self.registry.declared = declared;
         self
+    }
+
+    /// The gate of one leg.
+    pub fn gate(&self) -> Gate {
+        Gate::new(self.pool.schemas())
     }
 
     /// Whether the server may reach that address at all.
@@ -282,8 +292,16 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         idempotency_key: key,
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
+        asks: entry.offers_asks().then(|| AskDoor { call: call.key, sender: caller.asks.clone() }),
+        continuation: call.asked.as_deref().map(continuation),
     };
     Some((entry, request))
+}
+
+/// The replies to what the server asked in its last round.
+fn continuation(asked: &Asked) -> Continuation {
+    let replied = |(name, question): (&String, &Question)| Some((name.clone(), question.reply.clone()?));
+    Continuation { replies: asked.questions.iter().filter_map(replied).collect(), state: asked.state.clone() }
 }
 
 /// One trace a run, one span a logical call: attempts of one call share it.

@@ -8,7 +8,8 @@ use url::Url;
 
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
-use crate::mcp::{Endpoint, McpTarget, StdioServer};
+use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer};
+use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::run::spec::{McpAuth, McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
@@ -46,7 +47,7 @@ impl Dispatch {
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         if let Some(name) = &entry.server {
-            return self.registered_target(tenant, name, entry, secrets).await;
+            return self.registered_target(tenant, name, entry, Some(drive), secrets).await;
         }
         let url = address_of(entry)?;
         let credential = match &entry.auth {
@@ -57,7 +58,7 @@ impl Dispatch {
         let origin = entry.auth.as_ref().filter(|_| is_stored).map(|auth| secret_origin(auth.secret()));
         let private_to = credential.as_ref().filter(|credential| credential.is_the_runs).map(|_| drive);
         let secret = entry.auth.as_ref().zip(credential.as_ref()).map(|(auth, credential)| (auth, &credential.value));
-        Ok(put_together(entry, entry, url, secret, secrets, Whose { private_to, origin }))
+        Ok(put_together(entry, entry, url, secret, secrets, Whose { drive: Some(drive), private_to, origin }))
     }
 
     async fn registered_target(
@@ -65,12 +66,13 @@ impl Dispatch {
         tenant: &TenantId,
         name: &str,
         entry: &McpEntry,
+        drive: Option<Drive>,
         secrets: &RunSecrets,
     ) -> Result<Target, String> {
         let server = self.server(tenant, name, Duration::MAX).await?;
         let server = server.ok_or_else(|| format!("there is no registered server named '{name}' any more"))?;
         if let Some(process) = &server.process {
-            return Ok(process_target(process, name, entry, secrets));
+            return Ok(process_target(process, entry, drive, secrets));
         }
         let url = address_of(&server.entry)?;
         let secret = match (&server.entry.auth, &server.secret) {
@@ -78,7 +80,7 @@ impl Dispatch {
             (Some(_), Err(why)) => return Err(why.clone()),
             (Some(auth), Ok(Some(opened))) => Some((auth, value_for(opened, auth.secret(), &url)?)),
         };
-        let whose = Whose { private_to: None, origin: Some(server_origin(name)) };
+        let whose = Whose { drive, private_to: None, origin: Some(server_origin(name)) };
         Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
     }
 
@@ -194,7 +196,7 @@ impl Dispatch {
         let unreachable = |message: String| Some(Unreachable { server: name.to_owned(), message });
         let entry = self.registered(tenant, name).await.map_err(unreachable)?.ok_or(None)?;
         let looking = async {
-            let target = self.registered_target(tenant, name, &entry, &RunSecrets::new()).await?;
+            let target = self.registered_target(tenant, name, &entry, None, &RunSecrets::new()).await?;
             let sighting = self.pool.sight(tenant, &target.reached).await;
             let mut sighting = sighting.map_err(|fault| target.told.text(&fault.to_string()).into_owned())?;
             target.told.value(&mut sighting.server_info);
@@ -212,6 +214,7 @@ impl Dispatch {
 
 /// Which runs a connection may serve, and what it was looked up by.
 struct Whose {
+    drive: Option<Drive>,
     private_to: Option<Drive>,
     origin: Option<String>,
 }
@@ -232,19 +235,23 @@ fn put_together(
         McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
     });
     let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret.map(|(_, value)| value)));
+    let offers = offers_of(entry, whose.drive);
     let reached = McpTarget {
         endpoint: Endpoint::Http(url),
         headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         secret_header,
         timeouts: entry.timeouts,
-        private_to: whose.private_to,
+        // The credential is the run's own, or its server may ask this run: so is the connection.
+        private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
+        offers,
         origin: whose.origin,
     };
     Target { reached, told }
 }
 
 /// A process of ours. What the operator gave it to keep is taken out of what it says.
-fn process_target(process: &Arc<StdioServer>, name: &str, entry: &McpEntry, secrets: &RunSecrets) -> Target {
+fn process_target(process: &Arc<StdioServer>, entry: &McpEntry, drive: Option<Drive>, secrets: &RunSecrets) -> Target {
+    let offers = offers_of(entry, drive);
     let given = process.env.iter().map(|(_, value)| value);
     let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(given));
     let reached = McpTarget {
@@ -252,10 +259,19 @@ fn process_target(process: &Arc<StdioServer>, name: &str, entry: &McpEntry, secr
         headers: Vec::new(),
         secret_header: None,
         timeouts: entry.timeouts,
-        private_to: None,
-        origin: Some(server_origin(name)),
+        private_to: drive.filter(|_| offers.any()),
+        offers,
+        origin: Some(server_origin(&process.name)),
     };
     Target { reached, told }
+}
+
+/// What a server may ask of the run. Where no run is, nothing can be asked of it.
+fn offers_of(entry: &McpEntry, drive: Option<Drive>) -> Offers {
+    match drive {
+        Some(_) => Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() },
+        None => Offers::default(),
+    }
 }
 
 fn address_of(entry: &McpEntry) -> Result<Url, String> {

@@ -12,24 +12,42 @@ use crate::run::fact::Fact;
 /// Waits before a server that cannot be read is tried again by a leg without a caller.
 const CATALOG_WAITS_MS: [u64; 4] = [200, 1_000, 3_000, 8_000];
 
+/// Readings before one step. Some servers announce a change with every listing: the model is asked nevertheless, and
+/// what was announced last counts before the step after it.
+const READINGS_A_STEP: u32 = 3;
+
 /// The servers' tools as they were read last.
 pub(super) struct Catalogs {
     watched: Watched,
-    /// The number of turns before the step whose reading left a server unread: it is tried again before the next one.
-    tried_at: Option<u32>,
+    /// The turns before the step that servers were read for last.
+    turns: u32,
+    /// How often they were read for it.
+    readings: u32,
 }
 
 impl Catalogs {
     pub(super) const fn new(watched: Watched) -> Self {
-        Self { watched, tried_at: None }
+        Self { watched, turns: 0, readings: 0 }
+    }
+
+    /// Notes a reading before the step that follows so many turns. One that left a server unread is the step's last:
+    /// the server is tried again before the step after it.
+    fn note(&mut self, turns: u32, left_unread: bool) {
+        let before = if self.turns == turns { self.readings } else { 0 };
+        self.turns = turns;
+        self.readings = if left_unread { READINGS_A_STEP } else { before.saturating_add(1) };
+    }
+
+    fn may_read(&self, turns: u32) -> bool {
+        self.turns != turns || self.readings < READINGS_A_STEP
     }
 }
 
 impl Drive<'_> {
     /// Announcements count before the next step. Several of them are one.
     pub(super) fn heed_news(&mut self) {
-        let was_tried = self.catalogs.tried_at == Some(self.envelope.head.state.turns);
-        self.envelope.announced |= !was_tried && self.catalogs.watched.news() != News::None;
+        let may_read = self.catalogs.may_read(self.envelope.head.state.turns);
+        self.envelope.announced |= may_read && self.catalogs.watched.news() != News::None;
     }
 
     /// A leg without a caller compares catalogs before it sends anything.
@@ -71,13 +89,13 @@ impl Drive<'_> {
         match read {
             Ok(read) => {
                 self.catalogs.watched = read.watched;
-                self.catalogs.tried_at = read.has_kept.then_some(self.envelope.head.state.turns);
+                self.catalogs.note(self.envelope.head.state.turns, read.has_kept);
                 let (served, mut warnings) = merge(entries, &read.catalogs);
                 warnings.extend(read.warnings);
                 self.decide(Fact::CatalogReread { served: Box::new(served), warnings }).await
             }
             Err(Unreachable { server, message }) => {
-                self.catalogs.tried_at = Some(self.envelope.head.state.turns);
+                self.catalogs.note(self.envelope.head.state.turns, true);
                 self.decide(Fact::CatalogNotReread { message: format!("{server}: {message}") }).await
             }
         }

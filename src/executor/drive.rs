@@ -10,6 +10,7 @@ use futures::{FutureExt, StreamExt};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::asks::Asks;
 use super::catalog::Catalogs;
 use super::keep::smaller;
 use super::room::{Place, Room};
@@ -24,6 +25,7 @@ use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
 use crate::run::outcome::{Answer, Outcome};
 use crate::run::refusal::Refusal;
+use crate::run::spec::McpEntry;
 use crate::run::{Step, apply, next};
 use crate::secrets::RunSecrets;
 use crate::store::Claim;
@@ -130,6 +132,7 @@ pub(super) struct Drive<'a> {
     binding: Arc<Binding>,
     caller: Arc<Caller>,
     pub(super) room: Room,
+    pub(super) asks: Asks,
     calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
     stop_calls: CancellationToken,
     /// The servers' tools as they were read last.
@@ -154,12 +157,14 @@ impl<'a> Drive<'a> {
         } else {
             RunSecrets::new()
         };
+        let (asks, door) = Asks::new();
         let caller = Caller {
             tenant: claim.tenant.clone(),
             uid: claim.uid,
             fence: claim.fence,
             run: envelope.id.clone(),
             may_leave: may_leave(shared, &signals),
+            asks: door,
         };
         Ok(Self {
             shared,
@@ -168,9 +173,10 @@ impl<'a> Drive<'a> {
             binding: Arc::new(envelope.binding.clone()),
             envelope,
             secrets: Arc::new(secrets),
-            gate: Gate::default(),
+            gate: shared.parts.dispatch.gate(),
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
+            asks,
             calls: FuturesUnordered::new(),
             stop_calls: CancellationToken::new(),
             catalogs: Catalogs::new(watched),
@@ -255,10 +261,10 @@ impl<'a> Drive<'a> {
     /// What follows from a commit that is stored.
     async fn go_on(&mut self, commit: &Commit, places: Vec<Place>) -> Result<(), Stopped> {
         self.let_go = commit.next != Next::Owner;
+        self.asks.keep_up(&self.envelope);
         if commit.binding.is_some() {
             // No call is out: a revision opens only between two steps.
             self.binding = Arc::new(self.envelope.binding.clone());
-            self.gate = Gate::default();
         }
         if self.envelope.head.status.is_terminal() {
             let status = self.envelope.head.status.code();
@@ -309,38 +315,29 @@ impl<'a> Drive<'a> {
 
     async fn await_call(&mut self) -> Result<(), Stopped> {
         let cancelling = self.envelope.leg == Leg::Cancelling;
-        let may_send = self.envelope.waits_for_room() && !self.shared.draining.is_cancelled();
+        let draining = self.shared.draining.is_cancelled();
+        let may_send = self.envelope.waits_for_room() && !draining;
+        if self.calls.is_empty() && self.envelope.has_executing() {
+            return Err(Refusal::Impossible("a call is executing and none is out").into());
+        }
+        if self.calls.is_empty() && draining {
+            return Err(Stopped::Draining);
+        }
+        if self.begin_sample().await? {
+            return Ok(());
+        }
         tokio::select! {
-            ended = self.calls.next() => match ended {
-                Some((key, outcome)) => {
-                    self.heed_news();
-                    metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
-                    self.decide(Fact::CallEnded { key, outcome }).await
-                }
-                None => Err(Refusal::Impossible("a call is executing and none is out").into()),
-            },
+            Some((key, outcome)) = self.calls.next(), if !self.calls.is_empty() => {
+                self.heed_news();
+                metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
+                self.decide(Fact::CallEnded { key, outcome }).await
+            }
+            heard = self.asks.next() => self.heed(heard).await,
             () = self.room.came(), if may_send => self.decide(Fact::RoomCame).await,
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
             () = self.signals.decided.notified() => self.heed_decisions().await,
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
         }
-    }
-
-    /// What people decided while other calls of the turn were out.
-    async fn heed_decisions(&mut self) -> Result<(), Stopped> {
-        let decisions = std::mem::take(&mut *self.signals.decisions.lock());
-        for (since, decided) in decisions {
-            // Read twice, it may come after the attempt that it allowed was lost again: that is another question.
-            if !self.envelope.is_unknown_since(decided.key, since) {
-                continue;
-            }
-            match self.decide(Fact::Reconciled(Box::new(decided))).await {
-                // It was applied before: a decision comes again until its call is not undecided any more.
-                Err(Stopped::Refused(Refusal::NotReconcilable | Refusal::RunTerminal)) => {}
-                applied => applied?,
-            }
-        }
-        Ok(())
     }
 
     /// Waits; `true` when a wish to cancel came first.
@@ -364,7 +361,9 @@ fn may_leave(shared: &Arc<Shared>, signals: &Signals) -> MayLeave {
 }
 
 fn needs_secrets(envelope: &Envelope) -> bool {
-    envelope.spec.model.secret.is_some() || envelope.binding.entries.iter().any(|entry| entry.auth.is_some())
+    let samples = |entry: &McpEntry| entry.sampling.as_ref().is_some_and(|sampling| sampling.model.secret.is_some());
+    envelope.spec.model.secret.is_some()
+        || envelope.binding.entries.iter().any(|entry| entry.auth.is_some() || samples(entry))
 }
 
 /// The stage that an outcome leads to, for the counters.
@@ -373,5 +372,6 @@ const fn stage_of(outcome: &Outcome) -> &'static str {
         Outcome::Answered(Answer::Done { .. }) => "completed",
         Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) => "failed",
         Outcome::Unknown(_) => "indeterminate",
+        Outcome::InputRequired(_) => "waiting",
     }
 }

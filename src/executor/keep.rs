@@ -25,6 +25,9 @@ pub(super) fn smaller(fact: &Fact) -> Option<Fact> {
         Fact::CallEnded { key, outcome: Outcome::Answered(answer) } if *answer != unstorable() => {
             Some(Fact::CallEnded { key: *key, outcome: Outcome::Answered(unstorable()) })
         }
+        Fact::CallEnded { key, outcome: Outcome::InputRequired(_) } => {
+            Some(Fact::CallEnded { key: *key, outcome: Outcome::Answered(unstorable()) })
+        }
         _ => None,
     }
 }

@@ -1,7 +1,9 @@
 //! Moves runs forward. Each owned run is one task that asks `next` and does it: decide, keep, tell, in this order.
 //! Knows no HTTP; never holds a database connection across a network call.
 
+mod asks;
 mod catalog;
+mod decided;
 mod drive;
 mod keep;
 mod lease;
@@ -24,7 +26,7 @@ use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Watched};
 use crate::model::Models;
 use crate::run::envelope::Envelope;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::journal::Journal;
@@ -100,7 +102,9 @@ struct Signals {
     lost: CancellationToken,
     /// What people decided about its undecided calls, not yet applied.
     decisions: Arc<Mutex<Vec<(Timestamp, Reconciliation)>>>,
-    /// There are some.
+    /// What people answered to its servers' questions, not yet applied.
+    answers: Arc<Mutex<Vec<InputAnswer>>>,
+    /// There are some of either.
     decided: Arc<Notify>,
 }
 

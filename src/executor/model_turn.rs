@@ -85,7 +85,7 @@ impl Drive<'_> {
                 let request = ModelRequest {
                     prompt: prompt(&self.envelope),
                     secret,
-                    requests_before: self.envelope.head.state.usage.model_requests,
+                    requests_before: self.envelope.head.state.own_requests(),
                     calls_before: self.envelope.head.state.tool_calls,
                     model: spec.clone(),
                 };

@@ -203,8 +203,9 @@ impl Shared {
                 if wishes.cancel_requested_by.is_some() {
                     signals.cancel.cancel();
                 }
-                if !wishes.decisions.is_empty() {
+                if !wishes.decisions.is_empty() || !wishes.answers.is_empty() {
                     signals.decisions.lock().extend(wishes.decisions);
+                    signals.answers.lock().extend(wishes.answers);
                     signals.decided.notify_one();
                 }
             }

@@ -14,7 +14,7 @@ use super::problem::{ApiError, Flaw};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
-use crate::commands::{Asker, CreateRun, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun};
+use crate::commands::{AnswerInput, Asker, CreateRun, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun};
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 
@@ -147,6 +147,24 @@ impl FromRequestParts<Arc<Api>> for ReceiptPath {
     }
 }
 
+/// The question that the address names.
+pub(super) struct InputPath {
+    /// The run.
+    pub(super) run: RunId,
+    /// The question.
+    pub(super) input_id: String,
+}
+
+impl FromRequestParts<Arc<Api>> for InputPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let path = Path::<(String, String)>::from_request_parts(parts, api).await;
+        let Path((id, input_id)) = path.map_err(|_undecodable| no_run())?;
+        Ok(Self { run: RunId::parse(id).ok_or_else(no_run)?, input_id })
+    }
+}
+
 /// There is no such run in the caller's tenant.
 pub(super) const fn no_run() -> ApiError {
     ApiError::NotFound("there is no such run")
@@ -172,6 +190,11 @@ impl Body for ResumeRun {
 
 impl Body for ReconcileCall {
     const SCHEMA: &'static str = "ReconcileCall";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for AnswerInput {
+    const SCHEMA: &'static str = "AnswerInput";
     const MAY_BE_EMPTY: bool = false;
 }
 

@@ -7,6 +7,7 @@ mod events;
 mod extract;
 mod feed;
 mod headers;
+mod inputs;
 mod layer;
 mod links;
 mod listen;
@@ -118,7 +119,8 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let schemas = Schemas::compile(&document, &["CreateRun", "ResumeRun", "ReconcileCall", "PutServer", "PutSecret"])?;
+    let bodies = ["CreateRun", "ResumeRun", "ReconcileCall", "AnswerInput", "PutServer", "PutSecret"];
+    let schemas = Schemas::compile(&document, &bodies)?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
     let body_limit = DefaultBodyLimit::max(settings.max_body_bytes);
@@ -157,6 +159,7 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}", get(runs::run_fetch).delete(runs::run_delete))
         .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
         .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
+        .route("/v1/runs/{run_id}/inputs/{input_id}", post(inputs::input_answer))
         .route("/v1/runs/{run_id}/messages", get(records::message_list))
         .route("/v1/runs/{run_id}/receipts", get(records::receipt_list))
         .route("/v1/runs/{run_id}/receipts/{turn}/{call_id}", get(records::receipt_fetch))

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{admin, events, probes, problem, records, runs, secrets, servers, tickets};
+use super::{admin, events, inputs, probes, problem, records, runs, secrets, servers, tickets};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -17,7 +17,7 @@ use crate::run::event::Event;
     servers((url = "/", description = "This server")),
     paths(
         runs::run_create, runs::run_list, runs::run_fetch, runs::run_resume, runs::run_cancel, runs::run_delete,
-        records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
+        inputs::input_answer, records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
         servers::server_list, servers::server_fetch, servers::server_put, servers::server_delete,

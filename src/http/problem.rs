@@ -340,6 +340,7 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
             conflict("name-declared", "The name is taken", "the operator declares a server of this name for everybody")
         }
         CommandError::NotLookedUp(_) => overloaded("the database does not answer"),
+        CommandError::InputNotFound => ApiError::NotFound("there is no such input").problem(),
         CommandError::RunExists => conflict("run-exists", "The id is taken", "a run of this id exists")
             .linked(run.map(links::to_run).into_iter().collect()),
         CommandError::KeyReused => Problem::new(
@@ -382,6 +383,9 @@ fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
         Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
+        Refusal::AlreadyAnswered => {
+            conflict(code, "The question is closed", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
         Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
         Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::bindings::BindingRevision;
 use super::links::{self, Link};
+use crate::run::ask::{Asks, Input};
 use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
@@ -91,6 +92,8 @@ pub(super) struct Output {
 pub(super) struct UsageView {
     #[serde(flatten)]
     counted: Usage,
+    /// The part of it that samples for servers used.
+    sampling: Usage,
     /// Money; not counted by this version.
     cost_usd: Option<f64>,
 }
@@ -105,13 +108,15 @@ pub(super) struct Pending {
     /// Calls that a client carries out.
     client_tools: Vec<BTreeMap<String, Value>>,
     /// Questions of servers.
-    inputs: Vec<BTreeMap<String, Value>>,
+    inputs: Vec<Input>,
 }
 
 impl From<RunView> for Run {
     fn from(view: RunView) -> Self {
         let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
         let limits = *head.limits(&spec);
+        let Asks { open, usage: sampling, .. } = head.state.asks;
+        let inputs = open.into_iter().map(|open| open.input).collect();
         let output = head.state.output.map(|output| Output { text: output.text, structured: output.structured });
         Self {
             links: links::of_status(&id, head.status, &undecided),
@@ -127,13 +132,8 @@ impl From<RunView> for Run {
             output,
             error: head.state.error,
             turns: head.state.turns,
-            usage: UsageView { counted: head.state.usage, cost_usd: None },
-            pending: Pending {
-                approvals: Vec::new(),
-                reconciliations: undecided,
-                client_tools: Vec::new(),
-                inputs: Vec::new(),
-            },
+            usage: UsageView { counted: head.state.usage, sampling, cost_usd: None },
+            pending: Pending { approvals: Vec::new(), reconciliations: undecided, client_tools: Vec::new(), inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),
             attempt: head.attempt,
@@ -246,7 +246,7 @@ pub(super) struct Receipt {
     server: Option<String>,
     /// Which kind of counterpart.
     backend: Option<Backend>,
-    /// `pending`, `executing`, `completed`, `failed` or `indeterminate`.
+    /// `pending`, `executing`, `waiting` (for input that its server asked for), `completed`, `failed` or `indeterminate`.
     stage: &'static str,
     /// What the call may do to the world; frozen when it was made.
     side_effect_class: Option<SideEffectClass>,
@@ -315,7 +315,7 @@ impl Receipt {
     fn stand(&mut self, stage: Stage) {
         match stage {
             Stage::Rejected { .. } | Stage::Pending => {}
-            Stage::Executing { since } => self.since = Some(since),
+            Stage::Executing { since } | Stage::Waiting { since } => self.since = Some(since),
             Stage::Completed { settled_at, output } => {
                 (self.settled_at, self.output) = (Some(settled_at), Some(output));
             }

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::MayLeave;
 use super::shape::Excess;
+use super::{AskDoor, MayLeave};
 
 /// How far an attempt came. Later stages replace earlier ones; an answer is final.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,24 +54,40 @@ pub(super) struct Route {
     pub(super) headers: http::HeaderMap,
 }
 
-/// One attempt to send a call.
+/// One attempt to send a call, or to read a list.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    key: http::HeaderValue,
+    /// `None` for a listing, which has no effect.
+    key: Option<http::HeaderValue>,
     may_leave: MayLeave,
+    asks: Option<AskDoor>,
     state: Mutex<(Stage, Option<Route>)>,
     settled: Notify,
 }
 
 impl Attempt {
     /// An attempt that carries the header `Idempotency-Key`.
-    pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave) -> Arc<Self> {
-        Arc::new(Self { key, may_leave, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+    pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
+        Self::with(Some(key), may_leave, asks)
     }
 
-    /// The value of the header `Idempotency-Key`.
-    pub(super) fn key(&self) -> &http::HeaderValue {
-        &self.key
+    /// An attempt to read a list: whoever asks may ask at any time.
+    pub(super) fn listing() -> Arc<Self> {
+        Self::with(None, MayLeave::new(|| true), None)
+    }
+
+    fn with(key: Option<http::HeaderValue>, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
+        Arc::new(Self { key, may_leave, asks, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+    }
+
+    /// The value of the header `Idempotency-Key`; a listing has none.
+    pub(super) fn key(&self) -> Option<&http::HeaderValue> {
+        self.key.as_ref()
+    }
+
+    /// Where the server's questions about it go.
+    pub(super) fn asks(&self) -> Option<&AskDoor> {
+        self.asks.as_ref()
     }
 
     /// Marks the attempt as sent. `false`: it was given up or may not leave any more, nothing may be written.
@@ -130,7 +146,7 @@ mod tests {
     use super::*;
 
     fn attempt() -> Arc<Attempt> {
-        Attempt::new(http::HeaderValue::from_static("k"), MayLeave::new(|| true))
+        Attempt::new(http::HeaderValue::from_static("k"), MayLeave::new(|| true), None)
     }
 
     fn route() -> Route {

@@ -46,13 +46,14 @@ pub(super) async fn prefix(response: reqwest::Response, max: usize) -> Vec<u8> {
     start
 }
 
-/// The events of a stream. `observe` sees each before it is handed on, and ends the stream where it says `false`. Of a
+/// The events of a stream. `observe` sees each before it is handed on, may change it, and ends the stream where it says
+/// `false`. Of a
 /// single event above `max` bytes only the beginning is handed on; `overflow` gets it first, and ends the stream by
 /// answering `true`.
 pub(super) fn events(
     response: reqwest::Response,
     max: usize,
-    observe: impl Fn(&Sse) -> bool + Send + 'static,
+    observe: impl Fn(&mut Sse) -> bool + Send + 'static,
     overflow: impl Fn(&[u8]) -> bool + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     let mut gate = EventGate::new(max);
@@ -63,8 +64,8 @@ pub(super) fn events(
     let events = SseStream::from_bytes_stream(chunks);
     events
         .map(move |event| {
-            let event = event?;
-            if observe(&event) { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
+            let mut event = event?;
+            if observe(&mut event) { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
         })
         .boxed()
 }

@@ -6,21 +6,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rmcp::model::{ErrorCode, PaginatedRequestParams, Tool, ToolAnnotations};
-use rmcp::service::ServiceError;
+use rmcp::model::{ClientRequest, Extensions, ListToolsRequest, ListToolsRequestMethod, PaginatedRequestParams};
+use rmcp::service::{PeerRequestOptions, ServiceError};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::McpFault;
+use super::attempt::{Attempt, Stage};
 use super::connection::Connection;
+use super::listing::Reader;
 use super::pool::Lease;
+use super::schemas::Schemas;
 use crate::failpoint;
-use crate::run::binding::{Hints, ServedCatalog, ServedTool};
+use crate::run::binding::ServedCatalog;
 
 /// A server with more pages or tools than this is refused, not cut: a model must not be offered half a catalog.
 const PAGES_MAX: usize = 100;
 const TOOLS_MAX: usize = 2_000;
+/// Most bytes of JSON in all pages of one server.
+const BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The error of a method that a server does not know (JSON-RPC 2.0).
+const METHOD_NOT_FOUND: i64 = -32601;
+/// How much longer than its time limit a reading may take to be given up properly.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// What a server said of its list of tools: only ever that there is another one.
 #[derive(Debug, Default)]
@@ -105,7 +114,12 @@ impl Connection {
     ///
     /// # Errors
     /// What went wrong, in words without secrets.
-    pub(super) async fn tools(&self, max_age: Duration, patience: Duration) -> Result<Reading, McpFault> {
+    pub(super) async fn tools(
+        &self,
+        schemas: &Schemas,
+        max_age: Duration,
+        patience: Duration,
+    ) -> Result<Reading, McpFault> {
         let asked = Instant::now();
         // Held while reading, so that many askers make one reading.
         let mut read = self.catalog.read.lock().await;
@@ -119,40 +133,48 @@ impl Connection {
         let announced = self.catalog.announcements.count();
         let at = Instant::now();
         failpoint::pass("catalog.read.before");
-        let pages = tokio::time::timeout(patience, self.read_pages()).await;
+        // Each page is given up at that time, which also tells the server; the grace is for the telling.
+        let pages = tokio::time::timeout(patience + GRACE, self.read_pages(schemas, at + patience)).await;
         failpoint::pass("catalog.read.after");
         let catalog = match pages {
-            Ok(catalog) => Arc::new(catalog?),
-            Err(_elapsed) => return Err(unreadable(&format!("no answer within {} ms", patience.as_millis()))),
+            Ok(Ok(catalog)) => Arc::new(catalog),
+            Ok(Err(fault)) if at.elapsed() < patience => return Err(fault),
+            Ok(Err(_)) | Err(_) => {
+                return Err(unreadable(&format!("no answer within {} ms", patience.as_millis())));
+            }
         };
         let reading = Reading { at, announced, catalog };
         *read = Some(reading.clone());
         Ok(reading)
     }
 
-    async fn read_pages(&self) -> Result<ServedCatalog, McpFault> {
+    async fn read_pages(&self, schemas: &Schemas, until: Instant) -> Result<ServedCatalog, McpFault> {
+        let reader = Reader { schemas, has_header_params: !self.has_sessions() };
         let mut catalog = ServedCatalog::default();
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
-        let mut cursor: Option<String> = None;
+        let (mut cursor, mut bytes): (Option<String>, usize) = (None, 0);
         for _page in 0..PAGES_MAX {
-            let mut params = PaginatedRequestParams::default();
-            params.cursor.clone_from(&cursor);
-            let page = match self.peer().list_tools(Some(params)).await {
-                Ok(page) => page,
-                Err(error) if is_no_tools(&error) && cursor.is_none() => return Ok(catalog),
-                Err(error) => return Err(unreadable(&self.fault_of(&error))),
+            let result = match self.read_page(cursor.clone(), until).await? {
+                Listed::Result(result) => result,
+                Listed::NoTools if cursor.is_none() => return Ok(catalog),
+                Listed::NoTools => return Err(unreadable("its pages end with an error")),
             };
-            for tool in page.tools {
-                let tool = served(tool);
+            bytes = bytes.saturating_add(result.to_string().len());
+            if bytes > BYTES_MAX {
+                return Err(unreadable(&format!("its list of tools is larger than {BYTES_MAX} bytes")));
+            }
+            let page = reader.page(result).map_err(unreadable)?;
+            for tool in page.read.tools {
                 if !names.insert(tool.name.clone()) {
                     return Err(unreadable(&format!("it lists the tool '{}' twice", tool.name)));
                 }
                 catalog.tools.push(tool);
             }
-            if catalog.tools.len() > TOOLS_MAX {
+            catalog.unnamed.extend(page.read.unnamed);
+            if catalog.tools.len().saturating_add(catalog.unnamed.len()) > TOOLS_MAX {
                 return Err(unreadable(&format!("it lists more than {TOOLS_MAX} tools")));
             }
-            let Some(next) = page.next_cursor else { return Ok(catalog) };
+            let Some(next) = page.next else { return Ok(catalog) };
             if !cursors.insert(next.clone()) {
                 return Err(unreadable("its pages run in a circle"));
             }
@@ -161,39 +183,48 @@ impl Connection {
         Err(unreadable(&format!("it lists more than {PAGES_MAX} pages of tools")))
     }
 
-    fn fault_of(&self, error: &ServiceError) -> String {
-        match error {
-            ServiceError::McpError(error) => {
-                let text: String = error.message.chars().take(500).collect();
-                format!("it answered \"{text}\"")
+    /// One page as the server wrote it: the protocol library reads a page as a whole or not at all.
+    async fn read_page(&self, cursor: Option<String>, until: Instant) -> Result<Listed, McpFault> {
+        let attempt = Attempt::listing();
+        let _entry = self.enter(&attempt);
+        let mut params = PaginatedRequestParams::default();
+        params.cursor = cursor;
+        let (method, extensions) = (ListToolsRequestMethod, Extensions::default());
+        let mut request = ListToolsRequest { method, params: Some(params), extensions };
+        request.extensions.insert(Arc::clone(&attempt));
+        let options = PeerRequestOptions::with_timeout(until.saturating_duration_since(Instant::now()));
+        let sent = self.peer().send_request_with_option(ClientRequest::ListToolsRequest(request), options).await;
+        let answered = match sent {
+            Ok(handle) => handle.await_response().await.map(drop),
+            Err(error) => Err(error),
+        };
+        match (attempt.close(), answered) {
+            (Stage::Answered(mut message), _) => {
+                let error = message.get("error").filter(|error| !error.is_null());
+                match error {
+                    // A server without tools may not know the method at all.
+                    Some(error) if error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND) => {
+                        Ok(Listed::NoTools)
+                    }
+                    Some(error) => {
+                        let text = error.get("message").and_then(Value::as_str).unwrap_or("an error");
+                        let text: String = text.chars().take(500).collect();
+                        Err(unreadable(&format!("it answered \"{text}\"")))
+                    }
+                    None => Ok(Listed::Result(message.get_mut("result").map(Value::take).unwrap_or_default())),
+                }
             }
-            ServiceError::UnexpectedResponse => "its answer is no list of tools".to_owned(),
-            _ => self.last_fault().unwrap_or_else(|| "the connection ended".to_owned()),
+            (_, Err(ServiceError::Timeout { .. })) => Err(unreadable("no answer in time")),
+            (Stage::TooLarge(excess), _) => Err(unreadable(&format!("its answer {excess}"))),
+            _ => Err(unreadable(&self.last_fault().unwrap_or_else(|| "the connection ended".to_owned()))),
         }
     }
 }
 
-/// A server without tools may not know the method at all.
-fn is_no_tools(error: &ServiceError) -> bool {
-    matches!(error, ServiceError::McpError(error) if error.code == ErrorCode::METHOD_NOT_FOUND)
-}
-
-fn served(tool: Tool) -> ServedTool {
-    ServedTool {
-        name: tool.name.into_owned(),
-        description: tool.description.map(std::borrow::Cow::into_owned),
-        input_schema: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
-        output_schema: tool.output_schema.map(|schema| Value::Object(Arc::unwrap_or_clone(schema))),
-        hints: tool.annotations.as_ref().map_or_else(Hints::default, hints),
-    }
-}
-
-fn hints(annotations: &ToolAnnotations) -> Hints {
-    Hints {
-        read_only: annotations.read_only_hint,
-        destructive: annotations.destructive_hint,
-        idempotent: annotations.idempotent_hint,
-    }
+/// What came of asking for a page.
+enum Listed {
+    Result(Value),
+    NoTools,
 }
 
 fn unreadable(why: &str) -> McpFault {

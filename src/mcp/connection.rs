@@ -10,29 +10,30 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientCapabilities,
-    ClientConfig, ClientRequest, Implementation, JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
+    CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientConfig,
+    ClientRequest, CustomRequest, CustomResult, ElicitRequestParams, ElicitResult, ErrorData, Implementation,
+    JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
 };
 use rmcp::service::{
     ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, PeerRequestOptions,
-    RunningService, ServiceError,
+    RequestContext, RunningService, ServiceError,
 };
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use rmcp::{ClientHandler, Peer, RoleClient};
-use secrecy::ExposeSecret as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
+use super::asks::{Asker, SampleParams, SampleResult};
 use super::attempt::{Attempt, Stage};
 use super::catalog::{Announcements, CatalogCache};
+use super::headers::headers_of;
 use super::link::Link;
 use super::outcome::Ended;
 use super::transport::TrackedClient;
-use super::wire::IDEMPOTENCY_KEY;
-use super::{FaultKind, McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
+use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, Sighting, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
 
@@ -58,17 +59,42 @@ pub(super) struct Connection {
     pub(super) catalog: CatalogCache,
 }
 
-/// What a server may tell us unasked.
+/// What a server may tell us unasked, and ask.
 struct Listener {
     announcements: Arc<Announcements>,
+    asker: Asker,
 }
 
 impl ClientHandler for Listener {
     fn get_info(&self) -> ClientConfig {
         let ours = Implementation::new("countersign", env!("CARGO_PKG_VERSION"));
         // The newest revision that still has a handshake; the newer era is asked for by `server/discover`.
-        ClientConfig::new(ClientCapabilities::default(), ours)
+        ClientConfig::new(self.asker.capabilities(), ours)
             .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn create_message(
+        &self,
+        params: SampleParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<SampleResult, ErrorData> {
+        self.asker.sample(params, context).await
+    }
+
+    async fn create_elicitation(
+        &self,
+        params: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        self.asker.elicit(params, context).await
+    }
+
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleClient>,
+    ) -> Result<CustomResult, ErrorData> {
+        self.asker.custom(request, context).await
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
@@ -99,7 +125,7 @@ impl Connection {
             DISCOVER_PATIENCE.min(patience / 2),
         );
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(url, headers));
-        Self::open_on(transport, Link::Http(client), lifecycle_of(is_old_era), patience).await
+        Self::open_on((transport, Link::Http(client)), target.offers, lifecycle_of(is_old_era), patience).await
     }
 
     /// Agrees on a protocol revision over a transport that there is.
@@ -107,13 +133,15 @@ impl Connection {
     /// # Errors
     /// What went wrong, in words without secrets.
     pub(super) async fn open_on(
-        transport: impl Transport<RoleClient> + 'static,
-        client: Link,
+        (transport, client): (impl Transport<RoleClient> + 'static, Link),
+        offers: Offers,
         lifecycle: ClientLifecycleMode,
         patience: Duration,
     ) -> Result<Self, McpFault> {
         let announcements = Arc::<Announcements>::default();
-        let opening = Listener { announcements: Arc::clone(&announcements) }.serve_with_lifecycle(transport, lifecycle);
+        let asker = Asker::new(offers, client.clone());
+        let listener = Listener { announcements: Arc::clone(&announcements), asker };
+        let opening = listener.serve_with_lifecycle(transport, lifecycle);
         let service = match tokio::time::timeout(patience, opening).await {
             Ok(Ok(service)) => service,
             Ok(Err(error)) => {
@@ -168,6 +196,11 @@ impl Connection {
         &self.peer
     }
 
+    /// Whatever happens to the future that holds it, the attempt leaves the table of those that are out.
+    pub(super) fn enter<'a>(&'a self, attempt: &'a Attempt) -> Entry<'a> {
+        Entry { client: &self.client, attempt }
+    }
+
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
         self.client.last_fault().map(|(_kind, text)| text)
@@ -213,9 +246,8 @@ impl Connection {
         let Ok(key) = HeaderValue::try_from(request.idempotency_key.as_str()) else {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
-        let attempt = Attempt::new(key, request.may_leave.clone());
-        // Whatever happens to this future, the call leaves the table of those that are out.
-        let _entry = Entry { client: &self.client, attempt: &attempt };
+        let attempt = Attempt::new(key, request.may_leave.clone(), request.asks.clone());
+        let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
             Ok(handle) => handle,
@@ -267,7 +299,8 @@ pub(super) struct CallLimits {
     pub(super) cancel_grace: Duration,
 }
 
-struct Entry<'a> {
+/// A call or a listing in the table of those that are out.
+pub(super) struct Entry<'a> {
     client: &'a Link,
     attempt: &'a Attempt,
 }
@@ -287,7 +320,10 @@ fn end_of(error: Option<&ServiceError>) -> Ended {
 }
 
 fn tool_call(request: &ToolRequest, attempt: &Arc<Attempt>) -> ClientRequest {
-    let params = CallToolRequestParams::new(request.server_tool.clone()).with_arguments(request.arguments.clone());
+    let mut params = CallToolRequestParams::new(request.server_tool.clone()).with_arguments(request.arguments.clone());
+    if let Some(continuation) = &request.continuation {
+        params = continuation.put_into(params);
+    }
     let mut call = CallToolRequest::new(params);
     call.extensions.insert(Arc::clone(attempt));
     ClientRequest::CallToolRequest(call)
@@ -296,7 +332,9 @@ fn tool_call(request: &ToolRequest, attempt: &Arc<Attempt>) -> ClientRequest {
 fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
     let mut meta: JsonObject = request.meta.clone();
     meta.insert(META_KEY.to_owned(), request.idempotency_key.clone().into());
-    PeerRequestOptions::with_timeout(limits.idle)
+    // Whoever waits for a person shows no sign of life meanwhile.
+    let idle = if request.asks.is_some() { limits.total } else { limits.idle };
+    PeerRequestOptions::with_timeout(idle)
         .reset_timeout_on_progress()
         .with_max_total_timeout(limits.total)
         .with_meta(RequestMetaObject::from(meta))
@@ -324,54 +362,6 @@ fn config_of(url: &Url, headers: HashMap<HeaderName, HeaderValue>) -> Streamable
         .reinit_on_expired_session(false);
     config.retry_config = Arc::new(resume);
     config
-}
-
-fn headers_of(target: &McpTarget) -> Result<HashMap<HeaderName, HeaderValue>, McpFault> {
-    let mut headers = HashMap::new();
-    for (name, value) in &target.headers {
-        insert_header(&mut headers, name, value, false)?;
-    }
-    if let Some((name, secret)) = &target.secret_header {
-        insert_header(&mut headers, name, secret.expose_secret(), true)?;
-    }
-    Ok(headers)
-}
-
-/// Headers that belong to the protocol or to one hop; a tenant's value would break or bend the exchange.
-const RESERVED: [&str; 14] = [
-    "accept",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "last-event-id",
-    "mcp-method",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
-fn insert_header(
-    headers: &mut HashMap<HeaderName, HeaderValue>,
-    name: &str,
-    value: &str,
-    is_secret: bool,
-) -> Result<(), McpFault> {
-    let name = HeaderName::try_from(name)
-        .map_err(|_invalid| McpFault::of(FaultKind::Forbidden, format!("'{name}' is no header name")))?;
-    if RESERVED.contains(&name.as_str()) || name == IDEMPOTENCY_KEY {
-        return Err(McpFault::of(FaultKind::Forbidden, format!("the header '{name}' may not be set")));
-    }
-    let mut value = HeaderValue::try_from(value).map_err(|_invalid| {
-        McpFault::of(FaultKind::Forbidden, format!("the value of the header '{name}' cannot be sent"))
-    })?;
-    value.set_sensitive(is_secret);
-    headers.insert(name, value);
-    Ok(())
 }
 
 fn unreachable((kind, why): (FaultKind, String)) -> McpFault {

@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
-use super::FaultKind;
+use serde_json::Value;
+
 use super::attempt::Attempt;
 use super::stdio::StdioLink;
 use super::transport::TrackedClient;
+use super::{AskDoor, FaultKind};
 
 /// The transport of one connection.
+#[derive(Clone)]
 pub(super) enum Link {
     /// Streamable HTTP.
     Http(TrackedClient),
@@ -34,6 +37,14 @@ impl Link {
         match self {
             Self::Http(client) => client.session_lost(),
             Self::Stdio(pipes) => pipes.is_gone(),
+        }
+    }
+
+    /// The call that a server's question is about. A process does not say which: it is the oldest that is out.
+    pub(super) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        match self {
+            Self::Http(client) => client.door_of(request),
+            Self::Stdio(pipes) => pipes.door_of(request),
         }
     }
 

@@ -1,15 +1,21 @@
 //! Speaks MCP. rmcp types stop here: the rest of the server sees catalogs, calls and outcomes.
 
+mod asks;
 mod attempt;
 mod body;
 mod catalog;
 mod connection;
+mod counted;
 pub mod demo;
+mod header_params;
+mod headers;
 mod link;
 mod listening;
+mod listing;
 mod outcome;
 mod outline;
 mod pool;
+pub mod schemas;
 mod shape;
 mod sight;
 mod stdio;
@@ -27,6 +33,7 @@ use url::Url;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
+pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 pub use sight::Sighting;
@@ -51,6 +58,24 @@ pub struct McpTarget {
     pub private_to: Option<(RunUid, Fence)>,
     /// What it was looked up by, e.g. `server/orders`: when that leads elsewhere, `McpPool::retire` ends what it led to.
     pub origin: Option<String>,
+    /// What its server may ask of the run.
+    pub offers: Offers,
+}
+
+/// What a server may ask of the run whose own connection it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    /// Input of people.
+    pub elicitation: bool,
+    /// Samples of a model.
+    pub sampling: bool,
+}
+
+impl Offers {
+    /// Whether it may ask anything.
+    pub const fn any(self) -> bool {
+        self.elicitation || self.sampling
+    }
 }
 
 /// Where an MCP server is.
@@ -94,6 +119,10 @@ pub struct ToolRequest {
     pub output_schema: Option<Value>,
     /// Whether the call may still leave.
     pub may_leave: MayLeave,
+    /// Where its server's questions go while it is out; `None`: it may ask nothing.
+    pub asks: Option<AskDoor>,
+    /// The replies to what the server answered the last attempt with.
+    pub continuation: Option<Continuation>,
 }
 
 /// Asked in the moment before a call leaves. A handshake, or a pause before a second attempt, may take longer than the

@@ -27,11 +27,14 @@
 //! A JSON-RPC error in a 2xx is *answered* even for the codes that mean "not executed" (unknown method, invalid
 //! parameters): either way nothing is repeated, and the model is told the text.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use super::asks;
 use super::attempt::{HttpRefusal, Stage};
+use super::schemas::Schema;
 use super::shape::{Excess, MAX_BLOCKS};
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
@@ -66,8 +69,11 @@ pub(super) enum Remedy {
     After(Duration),
 }
 
+/// The compiled output schema of a tool, or why it is none.
+pub(super) type Promised = Result<Arc<Schema>, Arc<str>>;
+
 /// Decides what one attempt means.
-pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>) -> (Outcome, Remedy) {
+pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<&Promised>) -> (Outcome, Remedy) {
     match stage {
         // The connection ended under it: another one can carry it.
         Stage::Queued if ended == Ended::Settled => (not_sent_in_time(ended), Remedy::Redial),
@@ -90,7 +96,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, output_schema: Option<&Value>
             (Outcome::Unknown(Cause::LostResponse), Remedy::None)
         }
         Stage::TooLarge(excess) => (too_large(excess), Remedy::None),
-        Stage::Answered(message) => (by_answer(message, output_schema), Remedy::None),
+        Stage::Answered(message) => (by_answer(message, promised), Remedy::None),
     }
 }
 
@@ -124,7 +130,7 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
     (Outcome::NotSent(ToolError::new(code, text)), remedy)
 }
 
-fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
+fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let text = error.get("message").and_then(Value::as_str).unwrap_or("The MCP server answered with an error.");
         return failed("mcp-error", shortened(text), None);
@@ -139,9 +145,12 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
     match output.get("resultType").and_then(Value::as_str) {
         // The server started something in the background and only promises its end.
         Some("task") => return Outcome::Unknown(Cause::LostResponse),
+        // The server did what it could without the replies, and wants the same call again with them.
         Some("input_required") => {
-            let text = "The MCP server asked for input, which this run does not offer.";
-            return failed("input-required", text.to_owned(), Some(output));
+            return match asks::questions(&output) {
+                Ok(questions) => Outcome::InputRequired(Box::new(questions)),
+                Err(why) => failed("input-required", format!("The MCP server asked for input: {why}."), Some(output)),
+            };
         }
         _ => {}
     }
@@ -150,7 +159,7 @@ fn by_answer(mut message: Value, output_schema: Option<&Value>) -> Outcome {
         let text = if text.is_empty() { "The tool failed without saying why.".to_owned() } else { shortened(&text) };
         return failed("tool-error", text, Some(output));
     }
-    if let Some(why) = output_schema.and_then(|schema| breaks_schema(&output, schema)) {
+    if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
@@ -163,21 +172,17 @@ fn too_large(excess: Excess) -> Outcome {
 }
 
 /// Why a result does not keep what the tool's output schema promises.
-fn breaks_schema(output: &Value, schema: &Value) -> Option<String> {
-    let Some(structured) = output.get("structuredContent") else {
+fn breaks_promise(output: &Value, promised: &Promised) -> Option<String> {
+    let Some(structured) = output.get("structuredContent").filter(|structured| !structured.is_null()) else {
         return Some("The tool promises structured content, and its result has none.".to_owned());
     };
-    let validator = match jsonschema::validator_for(schema) {
-        Ok(validator) => validator,
-        Err(fault) => {
-            return Some(format!("The tool's output schema cannot be used: {}", shortened(&fault.to_string())));
+    match promised {
+        Ok(schema) => {
+            let faults = schema.faults(structured, 1).into_iter().next();
+            faults.map(|fault| format!("The tool's structured content breaks its output schema: {fault}"))
         }
-    };
-    validator.validate(structured).err().map(|fault| {
-        let place = fault.instance_path().to_string();
-        let place = if place.is_empty() { "/" } else { &place };
-        format!("The tool's structured content breaks its output schema at {place}: {}", shortened(&fault.to_string()))
-    })
+        Err(fault) => Some(format!("The tool's output schema cannot be used: {fault}")),
+    }
 }
 
 fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {

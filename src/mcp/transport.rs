@@ -22,7 +22,6 @@ use serde_json::Value;
 use sse_stream::Sse;
 use url::Url;
 
-use super::FaultKind;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::listening::Listening;
@@ -33,6 +32,7 @@ use super::wire::{
     cancellation, cancelled_id, describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text,
     is_kind, retry_after, says_session_lost, send_kind, status_kind,
 };
+use super::{AskDoor, FaultKind, listing};
 use crate::failpoint;
 use crate::net::Egress;
 
@@ -102,6 +102,15 @@ impl TrackedClient {
         self.shared.calls.len() + self.shared.told.len()
     }
 
+    /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
+    pub(super) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        let calls = &self.shared.calls;
+        if let Some(id) = request {
+            return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
+        }
+        calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {
@@ -134,14 +143,17 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
-        if self.was_told(&message) {
+        // The library wants to send what was sent by us already.
+        if cancelled_id(&message).is_some_and(|id| self.shared.told.remove(&id).is_some()) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         let post = Post::of(message, session)?;
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Some(attempt) = &post.attempt {
-            headers.insert(IDEMPOTENCY_KEY, attempt.key().clone());
+            if let Some(key) = attempt.key() {
+                headers.insert(IDEMPOTENCY_KEY, key.clone());
+            }
             let id = post.id.clone().unwrap_or_default();
             self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
             if !attempt.start(Route { id, headers: headers.clone() }) {
@@ -158,7 +170,7 @@ impl TrackedClient {
             sent.await
         };
         if let Err(error) = &result
-            && post.attempt.is_none()
+            && !post.is_call()
         {
             *self.shared.last_fault.lock() = Some((error_kind(error), error_text(error)));
         }
@@ -251,11 +263,6 @@ impl TrackedClient {
         Err(fault_of(status_kind(status), format!("the server answered HTTP {}", status.as_u16())))
     }
 
-    /// Whether a cancellation that the library wants to send was sent by us already.
-    fn was_told(&self, message: &ClientJsonRpcMessage) -> bool {
-        cancelled_id(message).is_some_and(|id| self.shared.told.remove(&id).is_some())
-    }
-
     async fn listen(
         &self,
         session: Option<Arc<str>>,
@@ -301,11 +308,14 @@ impl TrackedClient {
 impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
-    fn observe(&self, event: &Sse) -> bool {
+    fn observe(&self, event: &mut Sse) -> bool {
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
+            if let (None, Stage::Answered(message)) = (attempt.value().key(), &stage) {
+                event.data = Some(listing::readable(message).to_string());
+            }
             attempt.settle(stage);
         }
         is_readable

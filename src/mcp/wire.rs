@@ -16,6 +16,7 @@ use sse_stream::Sse;
 
 use super::FaultKind;
 use super::attempt::{Attempt, Stage};
+use super::listing;
 use super::shape::{self, Excess};
 use crate::failpoint;
 
@@ -72,6 +73,11 @@ impl Post {
         self.id.as_ref().is_some_and(|ours| id_text(ours) == id_text(id))
     }
 
+    /// Whether it calls a tool.
+    pub(super) fn is_call(&self) -> bool {
+        self.attempt.as_ref().is_some_and(|attempt| attempt.key().is_some())
+    }
+
     pub(super) fn settle(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
@@ -80,7 +86,7 @@ impl Post {
 
     /// Passes a point on the way of a call; other messages have none.
     pub(super) fn pass(&self, point: &'static str) {
-        if self.attempt.is_some() {
+        if self.is_call() {
             failpoint::pass(point);
         }
     }
@@ -118,6 +124,9 @@ impl Post {
             object.insert("id".to_owned(), ours);
         }
         self.settle(Stage::Answered(value.clone()));
+        if self.attempt.is_some() && !self.is_call() {
+            value = listing::readable(&value);
+        }
         let message = serde_json::from_value::<ServerJsonRpcMessage>(value)
             .map_err(|_malformed| fault("the answer is no JSON-RPC response"))?;
         Ok(StreamableHttpPostResponse::Json(message, session))

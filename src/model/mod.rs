@@ -1,6 +1,7 @@
 //! Asks models. Provider types stop here: the rest of the server sees a prompt go in and parts of a turn come out.
 
 mod anthropic;
+mod bounded;
 mod fault;
 mod openai;
 mod scripted;
@@ -16,6 +17,7 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 
 pub use self::anthropic::Anthropic;
+pub use self::bounded::bounded;
 pub use self::openai::OpenAi;
 pub use self::scripted::Scripted;
 use crate::run::history::Prompt;

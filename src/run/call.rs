@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
@@ -59,6 +60,11 @@ pub enum Stage {
         /// When that was committed.
         since: Timestamp,
     },
+    /// The server answered with questions, and nothing of the call is out. Once each has its reply the call goes on.
+    Waiting {
+        /// Since when.
+        since: Timestamp,
+    },
     /// The backend answered.
     Completed {
         /// When the answer was committed.
@@ -93,6 +99,7 @@ impl Stage {
             Self::Rejected { .. } => "rejected",
             Self::Pending => "pending",
             Self::Executing { .. } => "executing",
+            Self::Waiting { .. } => "waiting",
             Self::Completed { .. } => "completed",
             Self::Failed { .. } => "failed",
             Self::Indeterminate { .. } => "indeterminate",
@@ -103,7 +110,7 @@ impl Stage {
     pub const fn is_settled(&self) -> bool {
         match self {
             Self::Rejected { .. } | Self::Completed { .. } | Self::Failed { .. } => true,
-            Self::Pending | Self::Executing { .. } | Self::Indeterminate { .. } => false,
+            Self::Pending | Self::Executing { .. } | Self::Waiting { .. } | Self::Indeterminate { .. } => false,
         }
     }
 }
@@ -123,6 +130,8 @@ pub struct Call {
     pub target: Option<CallTarget>,
     /// How often it was sent.
     pub attempt: u32,
+    /// What its server asked in its last round, with the replies: what the next attempt carries.
+    pub asked: Option<Box<Asked>>,
     /// What is true of it now.
     pub stage: Stage,
     /// Who decided last how it goes on, when somebody did.
@@ -151,6 +160,7 @@ impl Call {
             Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
+            | Stage::Waiting { .. }
             | Stage::Completed { .. }
             | Stage::Failed { .. } => false,
         }
@@ -161,10 +171,12 @@ impl Call {
         self.is_undecided() || (ended && matches!(self.stage, Stage::Indeterminate { .. }))
     }
 
-    /// Whether the call is to be sent next: never sent, or unknown with the right to one more attempt.
+    /// Whether the call is to be sent next: never sent, its server's questions answered, or unknown with the right to one
+    /// more attempt.
     pub fn is_sendable(&self) -> bool {
         match &self.stage {
             Stage::Pending => true,
+            Stage::Waiting { .. } => self.asked.as_ref().is_some_and(|asked| asked.is_answered()),
             Stage::Indeterminate { .. } => !self.is_undecided(),
             Stage::Rejected { .. } | Stage::Executing { .. } | Stage::Completed { .. } | Stage::Failed { .. } => false,
         }

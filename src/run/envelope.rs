@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ask::Asks;
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
 use super::event::UndecidedCall;
 use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::result::{RunError, RunOutput, Usage};
-use super::spec::{Limits, RunSpec};
+use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::Status;
 use super::time::Timestamp;
 
@@ -94,6 +95,9 @@ pub struct HeadState {
     pub usage: Usage,
     /// Whether anything was decided since the last leg began.
     pub progressed: bool,
+    /// What servers ask of the run, and what their samples used.
+    #[serde(default, skip_serializing_if = "Asks::is_empty")]
+    pub asks: Asks,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -117,6 +121,13 @@ pub struct HeadState {
     /// Why the run failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<RunError>,
+}
+
+impl HeadState {
+    /// Committed requests to the run's own model, those for servers not counted.
+    pub const fn own_requests(&self) -> u32 {
+        self.usage.model_requests.saturating_sub(self.asks.usage.model_requests)
+    }
 }
 
 impl Head {
@@ -162,9 +173,35 @@ impl Envelope {
     /// Whether a call would leave now if there were room for it.
     pub fn waits_for_room(&self) -> bool {
         self.leg == Leg::Working
-            && self.undecided().next().is_none()
+            && !self.waits_for_person()
             && self.executing() < self.max_parallel()
             && self.calls.iter().any(Call::is_sendable)
+    }
+
+    /// Whether a call waits for a person: then no further call of the turn is sent.
+    pub fn waits_for_person(&self) -> bool {
+        self.undecided().next().is_some() || self.head.state.asks.open.iter().any(|open| open.question.is_some())
+    }
+
+    /// Whether a call waits for a sample: nothing of it is out, and its server gets the sample with the next attempt.
+    pub fn waits_for_sample(&self) -> bool {
+        self.calls.iter().any(|call| {
+            matches!(call.stage, Stage::Waiting { .. })
+                && call.asked.as_ref().is_some_and(|asked| asked.samples().next().is_some())
+        })
+    }
+
+    /// The entry of the server that carries out a call. By the offered name: a resume may have given the entries in
+    /// another order.
+    pub fn entry_of(&self, call: &Call) -> Option<&McpEntry> {
+        self.binding.entries.get(self.binding.tool(&call.tool)?.entry()?)
+    }
+
+    /// Tokens of the budget that are neither used nor reserved; `None`: there is no budget.
+    pub fn tokens_left(&self) -> Option<u64> {
+        let most = self.limits().max_tokens?;
+        let state = &self.head.state;
+        Some(most.saturating_sub(state.usage.total_tokens).saturating_sub(state.asks.reserved_tokens()))
     }
 
     /// Milliseconds of work so far; waiting for people does not count.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::ask::{Input, InputAnswered};
 use super::binding::Warning;
 use super::ids::{CallId, RunId};
 use super::message::TurnUsage;
@@ -112,6 +113,41 @@ pub enum EventBody {
         /// Who decided.
         actor: String,
     },
+    /// A server asks a person.
+    InputRequested {
+        /// What.
+        input: Input,
+    },
+    /// A server's question has its answer, or ended without one.
+    InputAnswered {
+        /// What became of it.
+        input: InputAnswered,
+    },
+    /// A server asked for a sample of a model.
+    Sampling {
+        /// The turn of the call that it is about.
+        turn: u32,
+        /// That call's label.
+        call_id: CallId,
+        /// The server.
+        server: String,
+        /// The model's name.
+        model: String,
+        /// `refused`; or `reserved`, and then `made` or `failed`.
+        decision: String,
+        /// Why it was refused or failed: a code.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+        /// The same in words.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+        /// Tokens of the run's budget that are reserved for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reserved_tokens: Option<u64>,
+        /// What it used.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<TurnUsage>,
+    },
     /// A changed catalog was accepted.
     BindingRevised {
         /// The new revision.
@@ -157,6 +193,9 @@ impl EventBody {
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
+            Self::InputRequested { .. } => "input-requested",
+            Self::InputAnswered { .. } => "input-answered",
+            Self::Sampling { .. } => "sampling",
             Self::BindingRevised { .. } => "binding-revised",
             Self::Gap { .. } => "gap",
             Self::Result { .. } => "result",

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
 use super::event::Part;
@@ -11,6 +12,7 @@ use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Outcome, ToolError};
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
+use super::time::Timestamp;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,8 +80,73 @@ pub enum Fact {
     Resumed(Box<Resume>),
     /// A person said what became of a call whose outcome nobody knew, or allowed one more attempt.
     Reconciled(Box<Reconciliation>),
+    /// The server of a call that is out asks a person.
+    InputAsked {
+        /// Which call.
+        key: CallKey,
+        /// What it asks.
+        ask: Ask,
+        /// When the server is told that nobody answered.
+        expires_at: Timestamp,
+    },
+    /// A person answered a server's question.
+    InputAnswered(Box<InputAnswer>),
+    /// A question of a server ended without an answer.
+    InputClosed {
+        /// Which.
+        input_id: String,
+        /// `expired` or `withdrawn`.
+        reason: &'static str,
+    },
+    /// A server asks for a sample of a model.
+    SampleAsked {
+        /// The call that it is about.
+        key: CallKey,
+        /// The server's name of the question, where it is kept in the receipt.
+        question: Option<String>,
+        /// What the model is to be asked.
+        request: Box<SampleRequest>,
+    },
+    /// A sample was made, or could not be.
+    SampleEnded {
+        /// Its number.
+        sample: u32,
+        /// What came of it.
+        end: SampleEnd,
+    },
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
+}
+
+/// A person's answer to a server's question.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InputAnswer {
+    /// Who answers.
+    pub actor: Actor,
+    /// Which question.
+    pub input_id: String,
+    /// What they did.
+    pub action: InputAction,
+    /// The fields of an accepted form, checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Value>,
+}
+
+/// What came of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SampleEnd {
+    /// The model answered.
+    Made {
+        /// What it said.
+        sample: Sample,
+        /// What it used.
+        usage: TurnUsage,
+    },
+    /// The model was asked in vain.
+    Failed {
+        /// Why; for people.
+        message: String,
+    },
 }
 
 /// What the gate says of a call that the model wrote.

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
+use super::binding::BoundTool;
+use super::dialect::any_object;
 use super::envelope::Envelope;
 use super::ids::CallId;
 use super::message::{Content, Message};
@@ -33,17 +35,17 @@ pub struct ToolOffer {
 
 /// The prompt of the next turn: the same for the same stored run, whoever asks.
 pub fn prompt(envelope: &Envelope) -> Prompt {
-    let tools = envelope
-        .binding
-        .tools
-        .iter()
-        .map(|tool| ToolOffer {
-            name: tool.name.clone(),
-            description: tool.description.clone(),
-            input_schema: tool.input_schema.clone(),
-        })
-        .collect();
+    let tools = envelope.binding.tools.iter().map(offer_of).collect();
     Prompt { instructions: envelope.spec.instructions.clone(), messages: with_unique_ids(&envelope.messages), tools }
+}
+
+fn offer_of(tool: &BoundTool) -> ToolOffer {
+    let name = tool.name.clone();
+    if let Some(told) = &tool.offer.told {
+        return ToolOffer { name, description: told.description.clone(), input_schema: told.input_schema.clone() };
+    }
+    let input_schema = if tool.input_schema.is_null() { any_object() } else { tool.input_schema.clone() };
+    ToolOffer { name, description: tool.description.clone(), input_schema }
 }
 
 /// Labels are unique inside a turn; some providers want them unique in the whole history. A label that an earlier turn

@@ -212,6 +212,14 @@ fn write_string(text: &str, out: &mut String) {
     out.push('"');
 }
 
+/// Whether a text has characters that show nothing, or change how what stands around them is shown: controls, and marks
+/// of direction.
+pub fn has_control(text: &str) -> bool {
+    let is_mark =
+        |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    text.chars().any(|c| c.is_control() || is_mark(c))
+}
+
 /// SHA-256 of text, in lower-case hex.
 pub fn sha256_hex(text: &str) -> String {
     hex::encode(digest::digest(&digest::SHA256, text.as_bytes()))

@@ -24,19 +24,26 @@
 
 pub mod address;
 pub mod apply;
+pub mod ask;
+pub mod asking;
 pub mod binding;
 pub mod call;
 pub mod commit;
+pub mod dialect;
 pub mod envelope;
 pub mod event;
 pub mod fact;
 pub mod history;
 pub mod ids;
 pub mod json;
+pub mod limits;
 pub mod message;
+pub mod offer;
 pub mod outcome;
 pub mod refusal;
 pub mod result;
+pub mod sampling;
+pub mod schema;
 pub mod spec;
 pub mod status;
 pub mod step;

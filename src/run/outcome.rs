@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::ask::Questions;
+
 /// How one attempt of a call ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
@@ -14,6 +16,8 @@ pub enum Outcome {
     NotSent(ToolError),
     /// Sent and not answered: the effect may or may not have happened.
     Unknown(Cause),
+    /// The server answered with questions: it goes on once the same call comes again with the replies.
+    InputRequired(Box<Questions>),
 }
 
 /// What a backend answered.

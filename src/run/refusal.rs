@@ -32,6 +32,9 @@ pub enum Refusal {
     /// The call has its result, was never sent, or may go on by itself.
     #[error("the call is not undecided")]
     NotReconcilable,
+    /// The server's question was answered, or nobody waits for its answer any more.
+    #[error("the question does not wait for an answer any more")]
+    AlreadyAnswered,
     /// The run is driven, or waits for somebody.
     #[error("the run has not ended")]
     RunNotEnded,
@@ -57,6 +60,7 @@ impl Refusal {
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
+            Self::AlreadyAnswered => "already-answered",
             Self::RunNotEnded => "run-not-ended",
             Self::CallsUndecided => "calls-undecided",
             Self::NothingDecided => "nothing-decided",

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::asking::{Elicitation, Sampling};
+pub use super::limits::Limits;
+
 /// The declared part of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -295,6 +298,12 @@ pub struct McpEntry {
     /// Time limits.
     #[serde(default)]
     pub timeouts: Timeouts,
+    /// Whether the server may ask people.
+    #[serde(default, skip_serializing_if = "Elicitation::is_deny")]
+    pub elicitation: Elicitation,
+    /// The model that the server may have asked; left out: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<Box<Sampling>>,
 }
 
 const fn required_default() -> bool {
@@ -347,54 +356,6 @@ impl McpAuth {
         match self {
             Self::Bearer { secret } | Self::Header { secret, .. } => secret,
         }
-    }
-}
-
-/// What a run may use over its whole life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Model turns.
-    #[schema(minimum = 1, maximum = 100_000)]
-    pub max_turns: u32,
-    /// Tool calls made by the model.
-    #[schema(minimum = 0, maximum = 1_000_000)]
-    pub max_tool_calls: u32,
-    /// Tokens read and written.
-    #[schema(minimum = 1)]
-    pub max_tokens: Option<u64>,
-    /// Seconds of work; waiting for people does not count.
-    #[schema(minimum = 1)]
-    pub max_duration_s: Option<u64>,
-    /// Calls of one turn that are out at once.
-    #[schema(minimum = 1, maximum = 100)]
-    pub max_parallel_tool_calls: u32,
-}
-
-impl Limits {
-    /// The names of the limits that are looser than in `bound`, as they stand on the wire.
-    pub fn looser_than(&self, bound: &Self) -> Vec<&'static str> {
-        let over = |mine: Option<u64>, bound: Option<u64>| match (mine, bound) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(mine), Some(bound)) => mine > bound,
-        };
-        [
-            ("max_turns", self.max_turns > bound.max_turns),
-            ("max_tool_calls", self.max_tool_calls > bound.max_tool_calls),
-            ("max_tokens", over(self.max_tokens, bound.max_tokens)),
-            ("max_duration_s", over(self.max_duration_s, bound.max_duration_s)),
-            ("max_parallel_tool_calls", self.max_parallel_tool_calls > bound.max_parallel_tool_calls),
-        ]
-        .into_iter()
-        .filter_map(|(name, looser)| looser.then_some(name))
-        .collect()
-    }
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { max_turns: 20, max_tool_calls: 200, max_tokens: None, max_duration_s: None, max_parallel_tool_calls: 5 }
     }
 }
 

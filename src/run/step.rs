@@ -14,7 +14,7 @@ pub enum Step {
     RefreshCatalog,
     /// Ask the model for the next turn.
     AskModel,
-    /// Calls are out: wait for one to end, and for room where more of them could leave.
+    /// Calls are out, or samples are made for them: wait for one to end, and for room where more of them could leave.
     AwaitCalls,
     /// Calls are to leave, none is out, and there was no room: wait for it.
     AwaitRoom,
@@ -34,6 +34,7 @@ pub fn next(envelope: &Envelope) -> Step {
             Leg::Outside => Step::BeginLeg,
             Leg::CheckingCatalog => Step::CheckCatalog,
             Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
+            Leg::Working if envelope.waits_for_sample() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
             Leg::Working if envelope.announced => Step::RefreshCatalog,
             Leg::Working => Step::AskModel,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::asking::Elicitation;
 use super::binding::Hints;
 use super::spec::{McpEntry, PerTool, Replay, SideEffectClass, Timeouts};
 
@@ -25,6 +26,8 @@ pub struct Beside {
     pub trust_annotations: Option<bool>,
     /// `true` where the registration says `false`.
     pub required: Option<bool>,
+    /// `deny` where the registration says `ask`.
+    pub elicitation: Option<Elicitation>,
     /// Shorter limits, in milliseconds.
     pub connect_ms: Option<u64>,
     /// Shorter limits, in milliseconds.
@@ -83,6 +86,9 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
     if beside.trust_annotations == Some(true) && !registered.trust_annotations {
         faults.push(looser("/trust_annotations", "the server is registered as one whose hints are not believed"));
     }
+    if beside.elicitation == Some(Elicitation::Ask) && registered.elicitation == Elicitation::Deny {
+        faults.push(looser("/elicitation", "the server is registered as one that may not ask"));
+    }
     let timeouts = shorter(registered.timeouts, &beside, &mut faults);
     if !faults.is_empty() {
         return Err(faults);
@@ -95,6 +101,7 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
         headers: BTreeMap::new(),
         tools: beside.tools.or_else(|| registered.tools.clone()),
         input_schemas: both(registered.input_schemas.clone(), beside.input_schemas),
+        elicitation: beside.elicitation.unwrap_or(registered.elicitation),
         trust_annotations: beside.trust_annotations.unwrap_or(registered.trust_annotations),
         own_class: beside.side_effect_class,
         required: beside.required.unwrap_or(registered.required),
@@ -251,6 +258,9 @@ mod tests {
         let trust = |trust| Beside { trust_annotations: Some(trust), ..Beside::default() };
         check(json!({}), trust(true), &["/trust_annotations"]);
         check(json!({ "trust_annotations": true }), trust(false), &[]);
+        let elicitation = |mode| Beside { elicitation: Some(mode), ..Beside::default() };
+        check(json!({}), elicitation(Elicitation::Ask), &["/elicitation"]);
+        check(json!({ "elicitation": "ask" }), elicitation(Elicitation::Deny), &[]);
     }
 
     #[test]

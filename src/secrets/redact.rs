@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
 
+use crate::run::ask::Ask;
 use crate::run::binding::ServedCatalog;
 use crate::run::outcome::{Answer, Outcome, ToolError};
 
@@ -84,9 +85,28 @@ impl Redactor {
                 }
             }
             Outcome::NotSent(error) => self.error(error),
+            Outcome::InputRequired(questions) => {
+                for ask in questions.asks.values_mut() {
+                    let Some(clean) = self.ask(ask) else {
+                        let text = "The MCP server's question repeats a secret and cannot be shown.";
+                        return Outcome::Answered(Answer::Failed {
+                            error: ToolError::new("tool-error", text),
+                            output: None,
+                        });
+                    };
+                    *ask = clean;
+                }
+            }
             Outcome::Unknown(_) => {}
         }
         outcome
+    }
+
+    /// A server's question without them; `None` when it makes no sense without.
+    pub fn ask(&self, ask: &Ask) -> Option<Ask> {
+        let mut text = serde_json::to_value(ask).ok()?;
+        self.value(&mut text);
+        serde_json::from_value(text).ok()
     }
 
     fn error(&self, error: &mut ToolError) {
@@ -104,6 +124,7 @@ impl Redactor {
             tool.description.iter_mut().for_each(|text| self.string(text));
             self.value(&mut tool.input_schema);
             tool.output_schema.iter_mut().for_each(|schema| self.value(schema));
+            tool.unusable.iter_mut().chain(&mut tool.notes).for_each(|text| self.string(text));
         }
         Some(clean)
     }

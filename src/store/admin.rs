@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{Page, RunFilter, StoreError};
 use crate::run::call::Call;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 
@@ -106,6 +106,9 @@ pub trait AdminStore: Send + Sync {
         since: Timestamp,
         audit: &AuditRow,
     ) -> Result<Left, StoreError>;
+    /// Leaves the answer to a server's question with the node that owns the run. The first stays: `Decided` where there is
+    /// another one.
+    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError>;
     /// The decisions that were left about a run and were not applied yet, each with since when its call is undecided.
     async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError>;
     /// Calls whose outcome is unknown, longest first, by the time since when it is.

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
 use super::codec::{DEPTH, corrupt, decode, encode, json_text, json_value, readable};
 use super::{FoundCall, StoreError};
+use crate::run::ask::Asked;
 use crate::run::call::{Call, CallTarget, Stage};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
@@ -21,6 +22,8 @@ struct CallDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target: Option<CallTarget>,
     attempt: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    asked: Option<Box<Asked>>,
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
@@ -34,6 +37,7 @@ enum StageDocument {
     Rejected { rule: String, reason: String },
     Pending,
     Executing { since: Timestamp },
+    Waiting { since: Timestamp },
     Completed { settled_at: Timestamp },
     Failed { settled_at: Timestamp, error: ToolError },
     Indeterminate { cause: Cause, since: Timestamp, authorized: bool },
@@ -66,6 +70,7 @@ impl CallRow {
             Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
+            | Stage::Waiting { .. }
             | Stage::Completed { .. }
             | Stage::Failed { .. } => None,
         };
@@ -75,6 +80,7 @@ impl CallRow {
             tool: call.tool.clone(),
             target: call.target.clone(),
             attempt: call.attempt,
+            asked: call.asked.clone(),
             stage,
             decided_by: call.decided_by.clone(),
             created_at: call.created_at,
@@ -111,6 +117,7 @@ fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
         }
         Stage::Pending => (StageDocument::Pending, None),
         Stage::Executing { since } => (StageDocument::Executing { since: *since }, None),
+        Stage::Waiting { since } => (StageDocument::Waiting { since: *since }, None),
         Stage::Completed { settled_at, output } => (StageDocument::Completed { settled_at: *settled_at }, Some(output)),
         Stage::Failed { settled_at, error, output } => {
             (StageDocument::Failed { settled_at: *settled_at, error: error.clone() }, output.as_ref())
@@ -187,6 +194,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         StageDocument::Rejected { rule, reason } => Stage::Rejected { rule, reason },
         StageDocument::Pending => Stage::Pending,
         StageDocument::Executing { since } => Stage::Executing { since },
+        StageDocument::Waiting { since } => Stage::Waiting { since },
         StageDocument::Completed { settled_at } => {
             let output = output.ok_or_else(|| corrupt("call output", "missing in a completed call"))?;
             Stage::Completed { settled_at, output }
@@ -201,6 +209,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         input: json_value("call input", input)?,
         target: document.target,
         attempt: document.attempt,
+        asked: document.asked,
         decided_by: document.decided_by,
         stage,
         created_at: document.created_at,

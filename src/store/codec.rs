@@ -17,7 +17,7 @@ use super::calls::CallText;
 use super::{AuditRow, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, RunId, RunUid};
 use crate::run::message::Message;
 use crate::run::status::Status;
@@ -167,9 +167,10 @@ impl ViewText {
 pub(super) fn wishes(
     cancel: Option<String>,
     decisions: Vec<(Timestamp, Reconciliation)>,
+    answers: Vec<InputAnswer>,
 ) -> Result<Wishes, StoreError> {
     let cancel_requested_by = cancel.map(|by| named("actor", Actor::parse(by))).transpose()?;
-    Ok(Wishes { cancel_requested_by, decisions })
+    Ok(Wishes { cancel_requested_by, decisions, answers })
 }
 
 /// A row of the audit as it is read: at, id, actor, action, subject, run, detail.

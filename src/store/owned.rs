@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{CommitRows, StoreError};
 use crate::run::commit::Commit;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 
@@ -94,6 +94,8 @@ pub struct Wishes {
     /// What people decided about its undecided calls, each with the time since when nobody knew: a call is another
     /// question each time that it becomes undecided.
     pub decisions: Vec<(Timestamp, Reconciliation)>,
+    /// What people answered to its servers' questions, in any order; those that are closed by now among them.
+    pub answers: Vec<InputAnswer>,
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.

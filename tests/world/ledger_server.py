@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 
+import mcp_types as types
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 
@@ -57,6 +58,23 @@ async def slow(ms: int, ctx: Context) -> str:
         await ctx.report_progress(waited, ms)
         await asyncio.sleep(min(250, ms - waited) / 1000)
     return f"waited {ms} ms"
+
+
+@server.tool
+async def ask(question: str, ctx: Context):
+    """Ask a person, and write to the ledger what the answer was."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "default": "nobody"}, "sure": {"type": "boolean"}},
+        "required": ["sure"],
+    }
+    answer = (ctx.input_responses or {}).get("q")
+    if answer is None:
+        params = types.ElicitRequestFormParams(message=question, requested_schema=schema)
+        requests = {"q": types.ElicitRequest(params=params)}
+        return types.InputRequiredResult(input_requests=requests, request_state="state-1")
+    write(ctx, "ask", action=answer.action, content=answer.content, state=ctx.request_state)
+    return f"{answer.action}: {answer.content}"
 
 
 @server.tool

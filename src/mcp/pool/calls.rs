@@ -95,7 +95,8 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
-        let (outcome, remedy) = classify(stage, ended, request.output_schema.as_ref());
+        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
+        let (outcome, remedy) = classify(stage, ended, promised.as_ref());
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());
@@ -116,6 +117,7 @@ const fn word(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Answered(Answer::Done { .. }) => "done",
         Outcome::Answered(Answer::Failed { .. }) => "failed",
+        Outcome::InputRequired(_) => "input-required",
         Outcome::NotSent(_) => "not-sent",
         Outcome::Unknown(_) => "unknown",
     }

@@ -43,9 +43,7 @@ impl Dialer {
                 let clients = (&self.http, &self.egress);
                 Connection::open_http(clients, url, target, self.settings, is_old_era).await
             }
-            Endpoint::Stdio(server) => {
-                stdio::open(server, &self.children, target.timeouts, self.settings, is_old_era).await
-            }
+            Endpoint::Stdio(server) => stdio::open(server, &self.children, target, self.settings, is_old_era).await,
         };
         self.remember(&server, &opened);
         let transport = target.endpoint.transport();

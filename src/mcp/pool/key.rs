@@ -39,6 +39,7 @@ pub(super) fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         }
         None => add(b""),
     }
+    add(&[u8::from(target.offers.elicitation), u8::from(target.offers.sampling)]);
     if let Some((uid, fence)) = target.private_to {
         add(uid.0.as_bytes());
         add(&fence.0.to_be_bytes());
@@ -82,6 +83,7 @@ mod tests {
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
             origin: None,
+            offers: crate::mcp::Offers::default(),
         }
     }
 
@@ -95,6 +97,8 @@ mod tests {
                 |target| target.headers.truncate(1),
                 |target| target.secret_header = None,
                 |target| target.secret_header = Some(("authorization".to_owned(), SecretString::from("t"))),
+                |target| target.offers.sampling = true,
+                |target| target.offers.elicitation = true,
                 |target| target.private_to = Some((RunUid(Uuid::nil()), Fence(1))),
             ],
         );

@@ -27,6 +27,7 @@ use self::places::{Place, Places, Shortage};
 pub(super) use self::slot::Lease;
 use self::slot::{Failure, Held, Pooled, Slot};
 use super::catalog::Subscription;
+use super::schemas::Schemas;
 use super::stdio::Children;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
 use crate::net::Egress;
@@ -44,6 +45,8 @@ pub struct McpPool {
     places: Places,
     breakers: Breakers,
     closing: CancellationToken,
+    /// Compiled schemas of tools, for whoever checks their arguments and results.
+    schemas: Arc<Schemas>,
 }
 
 impl McpPool {
@@ -65,7 +68,13 @@ impl McpPool {
             places: Places::new(settings),
             breakers: Breakers::new(settings.breaker),
             closing: CancellationToken::new(),
+            schemas: Arc::default(),
         })
+    }
+
+    /// The compiled schemas of tools.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        Arc::clone(&self.schemas)
     }
 
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
@@ -93,13 +102,13 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection().tools(max_age, patience).await;
+        let mut read = lease.connection().tools(&self.schemas, max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             drop(lease);
             lease = self.lease(tenant, target).await?;
-            read = lease.connection().tools(max_age, patience).await;
+            read = lease.connection().tools(&self.schemas, max_age, patience).await;
         }
         let reading = read?;
         let subscription = Subscription::new(lease, &reading);

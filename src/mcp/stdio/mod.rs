@@ -29,8 +29,7 @@ use self::process::Process;
 use self::transport::StdioTransport;
 use super::connection::{Connection, lifecycle_of};
 use super::link::Link;
-use super::{FaultKind, McpFault, PoolSettings};
-use crate::run::spec::Timeouts;
+use super::{FaultKind, McpFault, McpTarget, PoolSettings};
 
 /// Longest wait for an answer to the question for the newer era.
 const PROBE_PATIENCE: Duration = Duration::from_secs(3);
@@ -81,17 +80,17 @@ impl StdioServer {
 pub(super) async fn open(
     server: &Arc<StdioServer>,
     children: &Children,
-    timeouts: Timeouts,
+    target: &McpTarget,
     settings: PoolSettings,
     is_old_era: bool,
 ) -> Result<Connection, McpFault> {
-    let until = Instant::now() + Duration::from_millis(timeouts.connect_ms);
+    let until = Instant::now() + Duration::from_millis(target.timeouts.connect_ms);
     let start = async |lifecycle, patience| {
         let (process, pipes) = Process::start(server, children).await.map_err(|error| {
             McpFault::of(FaultKind::Process, format!("The MCP server could not be started: {error}."))
         })?;
         let (transport, link) = StdioTransport::new(server, process, pipes, settings.max_result_bytes);
-        Connection::open_on(transport, Link::Stdio(link), lifecycle, patience).await
+        Connection::open_on((transport, Link::Stdio(link)), target.offers, lifecycle, patience).await
     };
     if !is_old_era {
         let patience = PROBE_PATIENCE.min(until.saturating_duration_since(Instant::now()) / 3);

@@ -24,11 +24,11 @@ use super::input::{Input, PipeFault};
 use super::lines::{Line, Lines};
 use super::process::{Pipes, Process};
 use crate::failpoint;
-use crate::mcp::FaultKind;
 use crate::mcp::attempt::{Attempt, Route, Stage};
 use crate::mcp::outline::Outline;
 use crate::mcp::shape::{self, Excess};
 use crate::mcp::wire::{Post, cancellation, cancelled_id, id_text};
+use crate::mcp::{AskDoor, FaultKind, listing};
 
 /// Noise between two messages that is passed over, in bytes.
 const NOISE_MAX: usize = 4 * 1024 * 1024;
@@ -207,6 +207,15 @@ impl StdioLink {
         self.0.gone.is_cancelled()
     }
 
+    /// The call that a server's question is about: the one that it names, else the oldest that is out.
+    pub(in crate::mcp) fn door_of(&self, request: Option<&Value>) -> Option<AskDoor> {
+        let calls = &self.0.calls;
+        if let Some(id) = request {
+            return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
+        }
+        calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
+    }
+
     /// How many calls are out.
     pub(in crate::mcp) fn calls_out(&self) -> usize {
         self.0.calls.len() + self.0.told.len()
@@ -310,6 +319,9 @@ impl Shared {
             && let Some(attempt) = self.calls.get(&id_text(id))
         {
             attempt.settle(Stage::Answered(value.clone()));
+            if attempt.value().key().is_none() {
+                value = listing::readable(&value);
+            }
             if let (Some(object), Some(route)) = (value.as_object_mut(), attempt.route()) {
                 object.insert("id".to_owned(), route.id);
             }

@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use super::{leg, proceed};
+use crate::run::ask::Asks;
 use crate::run::binding::{Binding, Warning};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head, HeadState, Leg};
@@ -44,6 +45,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         tool_calls: 0,
         usage: Usage::default(),
         progressed: false,
+        asks: Asks::default(),
         model_failures: 0,
         catalog_failures: 0,
         limits: None,

@@ -82,8 +82,12 @@ impl<'a> Draft<'a> {
     pub(super) fn move_call(&mut self, key: CallKey, stage: Stage) {
         if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
             call.stage = stage;
+            let lets_ask = matches!(call.stage, Stage::Executing { .. } | Stage::Waiting { .. });
             if !self.made.contains(&key) && !self.moved.contains(&key) {
                 self.moved.push(key);
+            }
+            if !lets_ask {
+                self.end_asks(key);
             }
         }
     }
@@ -91,12 +95,24 @@ impl<'a> Draft<'a> {
     /// Commits the receipt as `executing`: from then on the request may leave.
     pub(super) fn send(&mut self, key: CallKey) {
         let since = self.now;
+        let waited = |call: &Call| call.key == key && matches!(call.stage, Stage::Waiting { .. });
+        let goes_on = self.envelope.calls.iter().any(waited);
         self.move_call(key, Stage::Executing { since });
         if let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) {
-            call.attempt = call.attempt.saturating_add(1);
+            // The server answered and wants the replies: that is the same attempt, going on.
+            if !goes_on {
+                call.attempt = call.attempt.saturating_add(1);
+            }
             let (turn, call_id, tool, attempt) = (key.turn, call.call_id.clone(), call.tool.clone(), call.attempt);
             self.sends.push(key);
             self.event(EventBody::ToolStarted { turn, call_id, tool, attempt });
+        }
+    }
+
+    /// The call's document changed, its stage did not.
+    pub(super) fn touch(&mut self, key: CallKey) {
+        if !self.made.contains(&key) && !self.moved.contains(&key) {
+            self.moved.push(key);
         }
     }
 
@@ -109,6 +125,7 @@ impl<'a> Draft<'a> {
     /// Opens the revision that follows, of what the servers serve now, and tells how it differs.
     pub(super) fn rebind(&mut self, served: Binding, drift: Drift, warnings: Vec<Warning>) {
         let (next, hidden) = served.following(&self.envelope.binding);
+        let (next, set_aside) = next.offered_to(self.envelope.spec.model.provider);
         let revision = next.revision;
         self.bind(next);
         self.envelope.head.state.catalog_failures = 0;
@@ -116,6 +133,7 @@ impl<'a> Draft<'a> {
         self.event(EventBody::BindingRevised { revision, added, removed, changed });
         self.warn_of_new(warnings);
         self.warn_of_new(hidden);
+        self.warn_of_new(set_aside);
     }
 
     pub(super) fn progress(&mut self) {
@@ -159,6 +177,7 @@ impl<'a> Draft<'a> {
 
     /// Ends the leg: its time counts as work, waiting does not.
     fn leave(&mut self) {
+        self.drop_reservations();
         let worked = self.envelope.worked_ms(self.now);
         self.envelope.head.state.worked_ms = worked;
         self.envelope.head.state.leg_began_at = None;

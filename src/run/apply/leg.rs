@@ -5,7 +5,7 @@
 //! It becomes `indeterminate`; where it may not be repeated the run waits for a person, and nothing of its turn is sent.
 
 use super::draft::Draft;
-use super::{proceed, settle};
+use super::{inputs, proceed, settle};
 use crate::run::binding::Binding;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
@@ -41,7 +41,7 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         return Ok(draft.commit());
     }
     interrupt(&mut draft, Cause::Crash);
-    if draft.envelope.undecided().next().is_some() || !needs_catalog(draft.envelope) {
+    if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
     } else {
@@ -61,6 +61,8 @@ pub(super) fn enter(draft: &mut Draft<'_>) {
     head.state.leg_began_at = Some(now);
     head.attempt = if head.state.progressed { 1 } else { head.attempt.saturating_add(1) };
     head.state.progressed = false;
+    // Whoever made samples then is gone.
+    draft.drop_reservations();
     draft.status(Status::Running);
 }
 
@@ -142,6 +144,11 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     for key in pending {
         settle::fail(draft, key, ToolError::new("cancelled", unsent), None);
     }
+    let asking = |call: &&Call| matches!(call.stage, Stage::Waiting { .. });
+    let asking: Vec<CallKey> = draft.envelope.calls.iter().filter(asking).map(|call| call.key).collect();
+    for key in asking {
+        settle::fail(draft, key, inputs::abandoned(), None);
+    }
     withdraw(draft);
 }
 
@@ -162,6 +169,7 @@ fn withdraw(draft: &mut Draft<'_>) {
             | Stage::Rejected { .. }
             | Stage::Pending
             | Stage::Executing { .. }
+            | Stage::Waiting { .. }
             | Stage::Completed { .. }
             | Stage::Failed { .. } => None,
         })

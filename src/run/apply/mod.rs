@@ -6,15 +6,18 @@
 
 mod admit;
 mod draft;
+mod inputs;
 mod leg;
 mod proceed;
 mod reconcile;
 mod refresh;
 mod resume;
+mod sampling;
 mod settle;
 mod turn;
 
 pub use admit::{NewRun, admit};
+pub use inputs::may_ask;
 
 use super::commit::Commit;
 use super::envelope::Envelope;
@@ -45,6 +48,11 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnUnstorable { usage } => turn::unstorable(envelope, usage, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
+        Fact::InputAsked { key, ask, expires_at } => inputs::asked(envelope, key, ask, expires_at, now),
+        Fact::InputAnswered(answer) => inputs::answered(envelope, *answer, now),
+        Fact::InputClosed { input_id, reason } => inputs::closed(envelope, &input_id, reason, now),
+        Fact::SampleAsked { key, question, request } => sampling::asked(envelope, key, question, &request, now),
+        Fact::SampleEnded { sample, end } => sampling::ended(envelope, sample, end, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
     }
 }

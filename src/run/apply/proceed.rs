@@ -16,12 +16,11 @@ use crate::run::tool_result::model_text;
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
     let executing = draft.envelope.executing();
-    if draft.envelope.undecided().next().is_some() {
-        // While a call waits for a person, no further call of the turn is sent; those that are out finish.
-        if executing == 0 {
-            let calls = draft.envelope.undecided_calls();
-            draft.event(EventBody::ReconciliationRequired { calls });
-            draft.suspend(SuspendReason::ToolReconciliationRequired);
+    let samples = draft.envelope.waits_for_sample();
+    if draft.envelope.waits_for_person() {
+        // While a call waits for a person, no further call of the turn is sent; what is out finishes.
+        if executing == 0 && !samples {
+            rest(draft);
         }
         return;
     }
@@ -32,9 +31,20 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
     for key in sendable.iter().take(free) {
         draft.send(*key);
     }
-    if executing == 0 && sendable.is_empty() {
+    if executing == 0 && sendable.is_empty() && !samples {
         give_results(draft);
         ask_again(draft);
+    }
+}
+
+/// Nothing is out, and people must decide.
+fn rest(draft: &mut Draft<'_>) {
+    let calls = draft.envelope.undecided_calls();
+    if calls.is_empty() {
+        draft.suspend(SuspendReason::InputRequired);
+    } else {
+        draft.event(EventBody::ReconciliationRequired { calls });
+        draft.suspend(SuspendReason::ToolReconciliationRequired);
     }
 }
 
@@ -64,7 +74,7 @@ fn result(call: &Call) -> Option<Content> {
         Stage::Rejected { reason, .. } => (reason.clone().into(), true),
         Stage::Completed { output, .. } => (model_text(output), false),
         Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Pending | Stage::Executing { .. } | Stage::Indeterminate { .. } => return None,
+        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => return None,
     };
     Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
 }
@@ -97,7 +107,7 @@ pub(super) fn tell_turn(draft: &mut Draft<'_>) {
 fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
     let limits = draft.envelope.limits();
     let state = &draft.envelope.head.state;
-    let spent_tokens = limits.max_tokens.is_some_and(|max| state.usage.total_tokens >= max);
+    let spent_tokens = draft.envelope.tokens_left() == Some(0);
     let worked_s = u64::try_from(draft.envelope.worked_ms(draft.now) / 1000).unwrap_or(0);
     if state.turns >= limits.max_turns {
         Some(StopReason::MaxTurns)

@@ -12,7 +12,7 @@ use crate::run::event::EventBody;
 use crate::run::fact::{Reconciliation, Resolution};
 use crate::run::ids::{Actor, CallKey};
 use crate::run::refusal::Refusal;
-use crate::run::status::Status;
+use crate::run::status::{Status, SuspendReason};
 use crate::run::time::Timestamp;
 
 pub(super) fn reconciled(envelope: &mut Envelope, decided: Reconciliation, now: Timestamp) -> Result<Commit, Refusal> {
@@ -71,10 +71,16 @@ fn write_down(draft: &mut Draft<'_>, key: CallKey, stage: Stage, ended: bool) {
 }
 
 /// A run that waited goes on with its last decision; one whose other calls are still out goes on as rules say.
-fn go_on(draft: &mut Draft<'_>) {
+pub(super) fn go_on(draft: &mut Draft<'_>) {
     draft.progress();
     match (draft.envelope.head.status, draft.envelope.leg) {
-        (Status::Suspended(_), _) if draft.envelope.undecided().next().is_none() => draft.status(Status::Queued),
+        (Status::Suspended(_), _) if !draft.envelope.waits_for_person() => draft.status(Status::Queued),
+        // What is left to decide is of another kind.
+        (Status::Suspended(SuspendReason::ToolReconciliationRequired), _)
+            if draft.envelope.undecided().next().is_none() =>
+        {
+            draft.status(Status::Suspended(SuspendReason::InputRequired));
+        }
         (Status::Running, Leg::Working) => proceed::proceed(draft),
         // A leg that begins, compares catalogs or ends looks at the calls when it has done so.
         (Status::Running, Leg::Outside | Leg::CheckingCatalog | Leg::Cancelling)

@@ -10,7 +10,7 @@ use crate::run::fact::{CallRef, Resume};
 use crate::run::ids::{CallId, CallKey};
 use crate::run::refusal::Refusal;
 use crate::run::spec::CatalogPolicy;
-use crate::run::status::Status;
+use crate::run::status::{Status, SuspendReason};
 use crate::run::time::Timestamp;
 
 pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -> Result<Commit, Refusal> {
@@ -29,7 +29,8 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         refuse_drift(envelope, drift, &resume)?;
     }
     let authorized = authorized(envelope, &resume.retry);
-    let waits = envelope.undecided().any(|call| !authorized.contains(&call.key));
+    let asks = envelope.head.state.asks.open.iter().any(|open| open.question.is_some());
+    let waits = asks || envelope.undecided().any(|call| !authorized.contains(&call.key));
     let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
     if waits && authorized.is_empty() && !tightens {
         return Err(Refusal::NothingDecided);
@@ -53,6 +54,8 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     draft.progress();
     if !waits {
         draft.status(Status::Queued);
+    } else if draft.envelope.undecided().next().is_none() {
+        draft.status(Status::Suspended(SuspendReason::InputRequired));
     }
     Ok(draft.commit())
 }

@@ -1,7 +1,7 @@
 //! An attempt of a call ended: the receipt learns how.
 
 use super::draft::Draft;
-use super::proceed;
+use super::{inputs, proceed};
 use crate::run::call::{Call, MAX_ATTEMPTS, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
@@ -35,6 +35,7 @@ pub(super) fn call_ended(
         Outcome::NotSent(_) if is_repeat(&draft, key) => lose(&mut draft, key, Cause::LostResponse),
         Outcome::NotSent(error) => fail(&mut draft, key, error, None),
         Outcome::Unknown(cause) => lose(&mut draft, key, cause),
+        Outcome::InputRequired(questions) => inputs::required(&mut draft, key, *questions),
     }
     if draft.envelope.leg == Leg::Working {
         proceed::proceed(&mut draft);
@@ -85,6 +86,7 @@ fn began(draft: &Draft<'_>, key: CallKey) -> Option<Timestamp> {
         Stage::Executing { since } => Some(*since),
         Stage::Rejected { .. }
         | Stage::Pending
+        | Stage::Waiting { .. }
         | Stage::Completed { .. }
         | Stage::Failed { .. }
         | Stage::Indeterminate { .. } => None,
@@ -116,7 +118,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
             cause = Some(why.code().to_owned());
             error = Some(ToolError::new("outcome-unknown", why.message()));
         }
-        Stage::Pending | Stage::Executing { .. } => {}
+        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } => {}
     }
     EventBody::ToolOutput {
         turn: call.key.turn,

@@ -130,6 +130,7 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 input,
                 target,
                 attempt: 0,
+                asked: None,
                 stage,
                 decided_by: None,
                 created_at: now,

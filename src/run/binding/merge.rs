@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use super::{Binding, BoundTool, ServedCatalog, ServedTool, ToolSource, Warning, WarningKind, record_of};
+use crate::run::offer::{Offer, UNUSABLE};
 use crate::run::spec::McpEntry;
+
+/// The most warnings about tools of one server that cannot be named.
+const UNNAMED_MAX: usize = 10;
 
 /// Merges what the servers serve into what the model is offered.
 ///
@@ -22,6 +26,7 @@ pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) ->
             continue;
         };
         warnings.extend(missing_tools(entry, catalog));
+        warnings.extend(unnamed_tools(entry, catalog));
         for served in catalog.tools.iter().filter(|tool| is_wanted(entry, &tool.name)) {
             let tool = bind(entry, index, served);
             match tools.iter_mut().find(|known| known.name == tool.name) {
@@ -54,6 +59,19 @@ fn missing_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
         .collect()
 }
 
+/// What is listed and cannot be named cannot be wanted by name either.
+fn unnamed_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
+    let unnamed = if entry.tools.is_none() { catalog.unnamed.as_slice() } else { &[] };
+    let more = unnamed.len().saturating_sub(UNNAMED_MAX);
+    let rest = (more > 0).then(|| format!("{more} more tools that cannot be named"));
+    let told = unnamed.iter().take(UNNAMED_MAX).cloned().chain(rest);
+    told.map(|what| {
+        let message = format!("MCP server '{}' lists {what}; not offered.", entry.label());
+        Warning::mcp(WarningKind::UnsupportedTool, message, Some(UNUSABLE))
+    })
+    .collect()
+}
+
 fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
     BoundTool {
         name: entry.offered_name(&served.name),
@@ -64,5 +82,6 @@ fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
         own_schema: entry.input_schemas.get(&served.name).cloned(),
         class: entry.class_of(&served.name, &served.hints),
         replay: entry.may_repeat(&served.name),
+        offer: Offer { unusable: served.unusable.clone(), notes: served.notes.clone(), ..Offer::default() },
     }
 }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::call::{Backend, CallTarget};
+use super::offer::Offer;
 use super::spec::{McpEntry, SideEffectClass};
 use super::time::Timestamp;
 
@@ -19,7 +20,7 @@ pub use merge::merge;
 pub use record::{CatalogRecord, Drift, tool_hash};
 
 /// One tool as a server lists it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServedTool {
     /// The server's own name.
     pub name: String,
@@ -34,6 +35,12 @@ pub struct ServedTool {
     /// What the server claims about its effects; believed only where the caller says so.
     #[serde(default)]
     pub hints: Hints,
+    /// Why it cannot be offered to any model; it stays in the record.
+    #[serde(default)]
+    pub unusable: Option<String>,
+    /// What of it was left out, for people.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// What a server claims about the effects of a tool (its annotations). Nothing of it is part of the record.
@@ -64,6 +71,9 @@ impl Hints {
 pub struct ServedCatalog {
     /// The tools.
     pub tools: Vec<ServedTool>,
+    /// What was listed and cannot even be named, e.g. `a tool without a name`.
+    #[serde(default)]
+    pub unnamed: Vec<String>,
 }
 
 /// Who carries out a tool.
@@ -103,6 +113,8 @@ pub struct BoundTool {
     pub class: SideEffectClass,
     /// Whether the caller declared that a repeat is harmless.
     pub replay: bool,
+    /// How it is offered, where that differs from how it is served.
+    pub offer: Offer,
 }
 
 impl BoundTool {
@@ -139,6 +151,8 @@ struct StoredTool {
     own_schema: Option<Value>,
     class: SideEffectClass,
     replay: bool,
+    #[serde(default, skip_serializing_if = "Offer::is_plain")]
+    offer: Offer,
 }
 
 impl From<BoundTool> for StoredTool {
@@ -158,6 +172,7 @@ impl From<BoundTool> for StoredTool {
             own_schema: tool.own_schema,
             class: tool.class,
             replay: tool.replay,
+            offer: tool.offer,
         }
     }
 }
@@ -180,6 +195,7 @@ impl TryFrom<StoredTool> for BoundTool {
             own_schema: stored.own_schema,
             class: stored.class,
             replay: stored.replay,
+            offer: stored.offer,
         })
     }
 }
@@ -200,7 +216,8 @@ pub struct Binding {
     pub unread: Vec<usize>,
     /// The tools offered to the model, in order.
     pub tools: Vec<BoundTool>,
-    /// Served tools that the model is not offered because a local tool has their name; the record knows them.
+    /// Served tools that the model is not offered: a local tool has their name, or it cannot use them. The record knows
+    /// them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<BoundTool>,
     /// The record; `None` for a run without MCP entries.
@@ -280,9 +297,9 @@ impl Binding {
         for tool in before.served() {
             let ToolSource::Mcp { server_tool, .. } = &tool.source else { continue };
             let place = unread.iter().find(|(_, label)| label == before.label_of(tool));
-            if let Some((entry, _)) = place.filter(|_| self.tool(&tool.name).is_none()) {
+            if let Some((entry, _)) = place.filter(|_| self.tool(tool.recorded_name()).is_none()) {
                 let source = ToolSource::Mcp { entry: *entry, server_tool: server_tool.clone() };
-                self.tools.push(BoundTool { source, ..tool.clone() });
+                self.tools.push(BoundTool { source, ..tool.clone().into_served() });
             }
         }
         // What was read once stays known: the next reading is compared with it.
@@ -311,7 +328,7 @@ impl Binding {
 }
 
 fn record_of<'a>(tools: impl IntoIterator<Item = &'a BoundTool>) -> CatalogRecord {
-    CatalogRecord::of(tools.into_iter().map(|t| (t.name.as_str(), t.description.as_deref(), &t.input_schema)))
+    CatalogRecord::of(tools.into_iter().map(|t| (t.recorded_name(), t.description.as_deref(), &t.input_schema)))
 }
 
 /// Something a person should know about a run; stands once in `run.warnings` and once in the stream.

@@ -93,8 +93,9 @@ fn an_optional_server_that_is_down_is_left_out_of_the_comparison_and_keeps_its_t
             input_schema: Value::Null,
             output_schema: None,
             hints: Hints::default(),
+            ..ServedTool::default()
         };
-        Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect() }))
+        Some(Arc::new(ServedCatalog { tools: names.iter().map(tool).collect(), ..ServedCatalog::default() }))
     };
     let (before, _) = merge(vec![entry("a"), entry("b")], &[served(&["x"]), served(&["y"])]);
     // The entries in another order, and `b` is down.
@@ -116,8 +117,9 @@ fn b089_of_two_servers_with_one_name_the_later_is_used_and_a_warning_says_so() {
         input_schema: Value::Null,
         output_schema: None,
         hints: Hints::default(),
+        ..ServedTool::default()
     };
-    let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()] }));
+    let catalog = || Some(Arc::new(ServedCatalog { tools: vec![served.clone()], ..ServedCatalog::default() }));
     let (binding, warnings) = merge(vec![entry("https://a"), entry("https://b")], &[catalog(), catalog()]);
     assert_eq!(binding.tools.len(), 1);
     assert_eq!(binding.tool("n_t").unwrap().entry(), Some(1));
@@ -133,13 +135,16 @@ fn b052_output_schemas_and_annotations_are_no_part_of_the_record() {
         input_schema: Value::Null,
         output_schema: None,
         hints: Hints::default(),
+        ..ServedTool::default()
     };
     let other = ServedTool {
         output_schema: Some(json!({ "type": "object" })),
         hints: Hints { read_only: Some(true), destructive: None, idempotent: Some(true) },
         ..plain.clone()
     };
-    let bound = |tool: &ServedTool| merge(entry(), &[Some(Arc::new(ServedCatalog { tools: vec![tool.clone()] }))]).0;
+    let bound = |tool: &ServedTool| {
+        merge(entry(), &[Some(Arc::new(ServedCatalog { tools: vec![tool.clone()], ..ServedCatalog::default() }))]).0
+    };
     assert_eq!(bound(&plain).drift(&bound(&other)), None);
 }
 
@@ -154,8 +159,9 @@ fn check_class(entry: Value, hints: [Option<bool>; 3], class: SideEffectClass) {
         input_schema: Value::Null,
         output_schema: None,
         hints: Hints { read_only, destructive, idempotent },
+        ..ServedTool::default()
     };
-    let catalog = Some(Arc::new(ServedCatalog { tools: vec![served] }));
+    let catalog = Some(Arc::new(ServedCatalog { tools: vec![served], ..ServedCatalog::default() }));
     let bound = merge(vec![serde_json::from_value(declared).unwrap()], &[catalog]).0;
     assert_eq!(bound.tools[0].class, class, "{entry} {hints:?}");
 }

@@ -6,6 +6,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgExecutor, Postgres, Row, Transaction};
 
 use super::PostgresStore;
+use super::inputs;
 use super::reads::blob_list;
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
@@ -102,8 +103,9 @@ pub(super) async fn wishes_take(store: &PostgresStore, claim: &Claim) -> Result<
     .await?;
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
     let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
+    let answers = inputs::answers_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, decisions)
+    codec::wishes(cancel, decisions, answers)
 }
 
 pub(super) async fn audit_insert(

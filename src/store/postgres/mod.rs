@@ -4,6 +4,7 @@
 mod admin;
 mod commits;
 mod follow;
+mod inputs;
 mod nodes;
 mod reads;
 mod registry;
@@ -31,7 +32,7 @@ use super::{
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -48,7 +49,7 @@ struct PostgresStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 6] = [
+    const FILES: [(i64, &str, &str); 7] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
@@ -59,6 +60,7 @@ fn migrator() -> Migrator {
             "servers_and_secrets",
             include_str!("../../../migrations/postgres/2026113006_servers_and_secrets.sql"),
         ),
+        (2_026_113_008, "inputs", include_str!("../../../migrations/postgres/2026113008_inputs.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -346,6 +348,15 @@ impl AdminStore for SteadyPostgres {
     ) -> Result<Left, StoreError> {
         let store = self.now();
         let left = self.within(&store, admin::decision_leave(&store, tenant, uid, decided, since, audit)).await?;
+        if left == Left::Kept {
+            self.hints.tell(Hint::Wish);
+        }
+        Ok(left)
+    }
+
+    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
+        let store = self.now();
+        let left = self.within(&store, inputs::answer_leave(&store, tenant, uid, answer)).await?;
         if left == Left::Kept {
             self.hints.tell(Hint::Wish);
         }

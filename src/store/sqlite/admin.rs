@@ -6,6 +6,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, Sqlite, SqliteExecutor, Transaction};
 
 use super::SqliteStore;
+use super::inputs;
 use super::reads::blob_list;
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
@@ -100,8 +101,9 @@ pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wi
     .await?;
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
     let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
+    let answers = inputs::answers_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, decisions)
+    codec::wishes(cancel, decisions, answers)
 }
 
 pub(super) async fn audit_insert(

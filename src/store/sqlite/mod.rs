@@ -3,6 +3,7 @@
 mod admin;
 mod commits;
 mod follow;
+mod inputs;
 mod nodes;
 mod reads;
 mod registry;
@@ -31,7 +32,7 @@ use super::{
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::Reconciliation;
+use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -94,7 +95,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 6] = [
+    const FILES: [(i64, &str, &str); 7] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -105,6 +106,7 @@ fn migrator() -> Migrator {
             "servers_and_secrets",
             include_str!("../../../migrations/sqlite/2026113006_servers_and_secrets.sql"),
         ),
+        (2_026_113_008, "inputs", include_str!("../../../migrations/sqlite/2026113008_inputs.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -303,6 +305,10 @@ impl AdminStore for SqliteStore {
         audit: &AuditRow,
     ) -> Result<Left, StoreError> {
         admin::decision_leave(self, tenant, uid, decided, since, audit).await
+    }
+
+    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
+        inputs::answer_leave(self, tenant, uid, answer).await
     }
 
     async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {

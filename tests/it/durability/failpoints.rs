@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::judge::seen_keys;
-use super::site::{LEASE, Site};
+use super::site::{LEASE, Site, named};
 
 use crate::support::database::Database;
-use crate::support::fake_mcp::{FakeMcp, Reply, tool};
+use crate::support::fake_mcp::{FakeMcp, Reply, Step, tool};
 
 /// Points that are swept at once.
 const AT_ONCE: usize = 6;
@@ -41,6 +41,9 @@ const CANCEL: Scenario =
 const RETRY: Scenario =
     Scenario { name: "a retry of a lost answer", status: "completed", receipts: 1, body: reset, act: settle };
 const DRAIN: Scenario = Scenario { name: "a graceful stop", status: "completed", receipts: 5, body: long, act: stop };
+
+const REFRESH: Scenario =
+    Scenario { name: "a catalog that changes", status: "completed", receipts: 2, body: changing, act: accept };
 
 fn run(script: Value, fake: &FakeMcp) -> Value {
     fake.on_list(|_| Reply::Result(json!({"tools": [tool("charge"), tool("look")]})));
@@ -84,6 +87,58 @@ fn long(fake: &FakeMcp) -> Value {
     let mut script = vec![json!({"tool_calls": [call("charge", 1)], "delay_ms": 20}); 5];
     script.push(json!({"text": "Done."}));
     run(json!(script), fake)
+}
+
+/// Each charge brings the tool `refund`, which the next turn calls.
+fn changing(fake: &FakeMcp) -> Value {
+    let (charge, refund) = (json!({"tool_calls": [call("charge", 5)]}), json!({"tool_calls": [call("refund", 5)]}));
+    let mut body = run(json!([charge, refund, {"text": "Done."}]), fake);
+    body["on_catalog_change"] = json!("accept");
+    let lists = fake.lists();
+    fake.on_call(move |seen| {
+        if seen.body["params"]["name"] == "refund" {
+            return Reply::text("refunded");
+        }
+        lists.serve(vec![tool("charge"), tool("look"), tool("refund")]);
+        Reply::Sse(vec![Step::ListChanged, Step::Result(json!({"content": []}))])
+    });
+    body
+}
+
+/// Brings such a run to its end: a change that it missed is accepted; while a call is undecided the recorded catalog
+/// is served again, since that call was made against it.
+fn accept<'a>(site: &'a mut Site, fake: &'a FakeMcp, body: &'a Value) -> BoxFuture<'a, String> {
+    async move {
+        let id = site.create(body).await;
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            let run = site.rested(&id).await;
+            if run["status"] != "suspended" {
+                assert!(run["binding"]["mcp"]["tools"]["refund"].is_string(), "{run}");
+                return id;
+            }
+            let body = match run["reason"].as_str() {
+                Some("mcp-catalog-changed") => json!({"on_catalog_change": "accept"}),
+                Some("tool-reconciliation-required") => {
+                    site.clock_the_word(&run);
+                    if run["binding"]["revision"] == 1 {
+                        fake.serve(vec![tool("charge"), tool("look")]);
+                    }
+                    let calls = run["pending"]["reconciliations"].as_array().unwrap().iter().map(named);
+                    json!({"retry_tool_call_ids": calls.collect::<Vec<_>>()})
+                }
+                _ => panic!("{run}"),
+            };
+            let (status, answer) = site.resume(&id, &body).await;
+            // A resume that was stored before the node died finds its run on the way.
+            assert!(matches!(status, 200 | 202 | 409), "{status} {answer}");
+            if answer["code"] == "mcp-catalog-changed-in-flight" {
+                fake.serve(vec![tool("charge"), tool("look")]);
+            }
+            assert!(Instant::now() < deadline, "{id} does not settle: {run}");
+        }
+    }
+    .boxed()
 }
 
 fn settle<'a>(site: &'a mut Site, _fake: &'a FakeMcp, body: &'a Value) -> BoxFuture<'a, String> {
@@ -278,6 +333,16 @@ async fn a_cancel_survives_a_death_at_every_point_on_sqlite() {
 #[tokio::test]
 async fn a_retry_survives_a_death_at_every_point_on_sqlite() {
     sweep(RETRY, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn b076_a_catalog_that_changes_survives_a_death_at_every_point_on_sqlite() {
+    sweep(REFRESH, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn b076_a_catalog_that_changes_survives_a_death_at_every_point_on_postgres() {
+    sweep(REFRESH, Kind::Postgres).await;
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ mod judge;
 mod leaving;
 mod nodes;
 mod pauses;
+mod questions;
 mod rooms;
 mod silence;
 mod site;

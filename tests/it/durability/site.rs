@@ -152,15 +152,20 @@ impl Site {
             self.clock_the_word(&run);
             let calls: Vec<Value> = run["pending"]["reconciliations"].as_array().unwrap().iter().map(named).collect();
             let body = json!({"retry_tool_call_ids": calls});
-            let (status, answer) = self.ask(Method::POST, &format!("/v1/runs/{id}/resume"), Some(&body), None).await;
+            let (status, answer) = self.resume(id, &body).await;
             // A resume that was stored before the node died finds its run on the way.
             assert!(matches!(status, 200 | 202 | 409), "{status} {answer}");
             assert!(Instant::now() < deadline, "{id} does not settle: {run}");
         }
     }
 
+    /// Resumes the run with that body, and gives the answer.
+    pub(super) async fn resume(&mut self, id: &str, body: &Value) -> (u16, Value) {
+        self.ask(Method::POST, &format!("/v1/runs/{id}/resume"), Some(body), None).await
+    }
+
     /// Within lease + 2 s somebody is told that a call which the crash interrupted is undecided.
-    fn clock_the_word(&mut self, run: &Value) {
+    pub(super) fn clock_the_word(&mut self, run: &Value) {
         let crashed = run["pending"]["reconciliations"].as_array().unwrap().iter().any(|call| call["cause"] == "crash");
         if let (true, None, Some(back)) = (crashed, self.word_after, self.back) {
             self.word_after = Some(back.elapsed());

@@ -43,7 +43,7 @@ pub(crate) struct Server {
     pub(crate) router: Router,
     pub(crate) phase: watch::Sender<Phase>,
     auth: AuthSettings,
-    _data: tempfile::TempDir,
+    data: tempfile::TempDir,
     database: Option<Database>,
 }
 
@@ -89,6 +89,14 @@ impl Server {
         Self::start_with(Some(database), |app| Arc::clone(&app.hub)).await
     }
 
+    /// Stops the server and starts another on the same database.
+    pub(super) async fn restart(self) -> Self {
+        let Self { app, router, data, database, .. } = self;
+        drop(router);
+        app.stop().await;
+        Self::start_in(data, database, |app| Arc::clone(&app.hub)).await
+    }
+
     /// Every row of the database that it was started on.
     pub(crate) async fn dump(&self) -> String {
         self.database.as_ref().expect("a server on a database").dump().await
@@ -105,7 +113,10 @@ impl Server {
     }
 
     async fn start_with(database: Option<Database>, hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
-        let data = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), database, hub).await
+    }
+
+    async fn start_in(data: tempfile::TempDir, database: Option<Database>, hub: impl FnOnce(&App) -> Arc<Hub>) -> Self {
         let mut config = Config::dev(data.path(), "127.0.0.1:0".parse().unwrap(), &|_: &str| None).unwrap();
         // Every resume reads the servers anew, so that a change is seen at once.
         config.catalog_max_age_ms = 0;
@@ -135,7 +146,7 @@ impl Server {
                 streams_per_actor: 1000,
             },
         };
-        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, _data: data, database }
+        Self { router: router(parts).unwrap(), phase, auth: config.auth, app, data, database }
     }
 
     pub(crate) fn token(&self, tenant: &str, actor: &str, scope: &str) -> String {

@@ -26,6 +26,8 @@ both_stores! {
     a_server_that_was_away_and_came_back_with_other_tools_is_read_again,
     a_server_that_is_away_and_announced_nothing_stops_no_run,
     one_announcement_marks_every_run_that_uses_the_connection,
+    a_server_that_announces_with_every_listing_keeps_no_run_from_its_model,
+    a_connection_of_the_runs_own_is_listened_to_and_closed_with_it,
 }
 
 /// The answer of a call in whose stream the server first says so many times that its tools changed.
@@ -371,25 +373,53 @@ async fn one_announcement_marks_every_run_that_uses_the_connection(database: Dat
     let gate = Arc::new(Notify::new());
     let shut = Arc::clone(&gate);
     fake.on_call(move |_| Reply::When(Arc::clone(&shut), Box::new(Reply::text("charged"))));
-    for id in ["a", "b", "c"] {
-        let body = run_on(id, &[("charge", json!({}))], json!([{ "url": fake.url() }]));
+    let ids = ["a", "b", "c"];
+    for id in ids {
+        // Calls for ever: only the announcement ends it.
+        let mut body = run_on(id, &[], json!([{ "url": fake.url() }]));
+        body["model"]["script"] = json!([{ "tool_calls": [{ "name": "charge", "arguments": {} }] }]);
+        body["limits"] = json!({ "max_turns": 10_000, "max_tool_calls": 10_000 });
         server.post("/v1/runs", &server.alice(), &body).await;
     }
     fake.wait_until(|fake| fake.count("tools/call") == 3 && fake.count_http("GET") == 1).await;
-    let lists = fake.count("tools/list");
     fake.serve(vec![tool("charge"), tool("refund")]);
     fake.announce();
-    // Heard before the calls end: another reader of the same connection gets the new list.
-    let body = run_on("probe", &[], json!([{ "url": fake.url() }]));
-    server.settled(&body).await;
-    (0..3).for_each(|_| gate.notify_waiters());
-    for id in ["a", "b", "c"] {
+    fake.on_call(|_| Reply::text("charged"));
+    for id in ids {
+        let deadline = Instant::now() + SOON;
         while server.get(&format!("/v1/runs/{id}"), &server.alice()).await.json()["status"] == "running" {
-            gate.notify_one();
+            gate.notify_waiters();
+            assert!(Instant::now() < deadline, "{id} goes on");
         }
         let run = rested(&server, id).await;
         assert_eq!((&run["status"], &run["reason"]), (&json!("stopped"), &json!("mcp-catalog-changed")), "{run}");
     }
+    assert_eq!(fake.count("initialize"), 1, "they shared one connection");
+}
+
+async fn a_server_that_announces_with_every_listing_keeps_no_run_from_its_model(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    fake.on_list(|_| Reply::Sse(vec![Step::ListChanged, Step::Result(json!({ "tools": [tool("charge")] }))]));
+    let model = FakeModel::start(&[&["charge"], &["charge"]]).await;
+    let run = server.settled(&run_of(&model, &fake, "stop")).await;
+    assert_eq!(
+        (&run["status"], &run["turns"], &run["warnings"]),
+        (&json!("completed"), &json!(3), &json!([])),
+        "{run}"
+    );
+    let lists = fake.count("tools/list");
+    assert!((4..=10).contains(&lists), "each of three steps read it, none more than three times: {lists}");
+}
+
+async fn a_connection_of_the_runs_own_is_listened_to_and_closed_with_it(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, Arc::new(FakeMcp::start().await));
+    changes_with_the_first_call(&fake, 1, vec![tool("refund")]);
+    let model = FakeModel::start(&[&["charge"]]).await;
+    let mut body = run_of(&model, &fake, "stop");
+    body["mcp"][0]["auth"] = json!({ "scheme": "bearer", "secret": "token" });
+    body["secrets"] = json!({ "token": "s" });
+    let run = server.settled(&body).await;
+    assert_eq!((&run["status"], &run["reason"]), (&json!("stopped"), &json!("mcp-catalog-changed")), "{run}");
+    fake.wait_until(|fake| fake.count_http("DELETE") == 1).await;
     assert_eq!(fake.count("initialize"), 1);
-    assert!(fake.count("tools/list") > lists);
 }

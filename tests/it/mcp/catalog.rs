@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use countersign::mcp::PoolSettings;
 use countersign::run::binding::ServedCatalog;
 use serde_json::{Value, json};
 
@@ -76,7 +77,39 @@ async fn catalogs_that_make_no_sense_are_refused_with_a_reason() {
         "more than 2000 tools",
     )
     .await;
-    check_refused(|_| json!({ "tools": [{ "name": "a" }] }), "no list of tools").await;
+    check_refused(|_| json!({ "tools": { "a": tool("a") } }), "no list of tools").await;
+    check_refused(|_| json!({ "tools": [], "nextCursor": 7 }), "no text").await;
+}
+
+/// A list of nearly everything that can be wrong with a tool, and two good ones.
+fn spoilt() -> Value {
+    let deep = (0..70).fold(json!({}), |inner, _| json!({ "not": inner }));
+    json!({ "tools": [
+        tool("first"), null, 7, {}, { "name": 7 }, { "name": "a\u{7}b" }, { "name": "none", "inputSchema": null },
+        { "name": "absent" }, { "name": "text", "inputSchema": "{}" }, { "name": "deep", "inputSchema": deep },
+        { "name": "huge", "description": "x".repeat(300_000), "inputSchema": {} },
+        { "name": "lost", "inputSchema": { "properties": { "a": { "$ref": "#/$defs/Gone" } } } },
+        { "name": "away", "inputSchema": { "properties": { "a": { "$ref": "https://127.0.0.1:1/a.json" } } } },
+        { "name": "vague", "inputSchema": {}, "outputSchema": { "type": 7 }, "annotations": [1], "execution": "x" },
+        tool("last"),
+    ] })
+}
+
+#[tokio::test]
+async fn field_a034_one_bad_tool_never_breaks_the_rest_in_either_kind_of_answer() {
+    let pool = super::pool_with(PoolSettings { max_result_bytes: 1 << 20, ..super::settings() });
+    for streams in [false, true] {
+        let fake = FakeMcp::start().await;
+        fake.on_list(move |_| if streams { Reply::Sse(vec![Step::Result(spoilt())]) } else { Reply::Result(spoilt()) });
+        let catalog = pool.catalog(&acme(), &target(&fake.url()), FRESH).await.unwrap();
+        let usable: Vec<&str> =
+            catalog.tools.iter().filter(|tool| tool.unusable.is_none()).map(|tool| tool.name.as_str()).collect();
+        assert_eq!(usable, ["first", "none", "absent", "vague", "last"]);
+        let unusable: Vec<&str> =
+            catalog.tools.iter().filter(|tool| tool.unusable.is_some()).map(|tool| tool.name.as_str()).collect();
+        assert_eq!(unusable, ["text", "deep", "huge", "lost", "away"]);
+        assert_eq!((catalog.unnamed.len(), catalog.tools[8].output_schema.clone()), (5, None));
+    }
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ mod ways;
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, PoolSettings, ToolRequest};
+use countersign::mcp::{BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -59,6 +59,7 @@ pub(crate) fn target(url: &str) -> McpTarget {
         timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },
         private_to: None,
         origin: None,
+        offers: Offers::default(),
     }
 }
 
@@ -72,6 +73,8 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         idempotency_key: "key-1".to_owned(),
         output_schema: None,
         may_leave: MayLeave::new(|| true),
+        asks: None,
+        continuation: None,
     }
 }
 
@@ -90,5 +93,6 @@ pub(crate) fn class(outcome: &Outcome) -> String {
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
+        Outcome::InputRequired(questions) => format!("asks {}", questions.asks.len()),
     }
 }

@@ -93,7 +93,7 @@ impl Protocol {
         let fence = drive.fence;
         if self.variant == Variant::NoFence || world.kept.takes(fence, &way.commit) {
             world.kept.write(&way.commit);
-            let after = Envelope { leg: Leg::Outside, ..(**way.after).clone() };
+            let after = Envelope { leg: Leg::Outside, turn_told: false, ..(**way.after).clone() };
             if **world.kept.run != after {
                 world.note(Fault::Diverged);
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use countersign::run::apply::{NewRun, admit};
-use countersign::run::binding::{Hints, ServedCatalog, ServedTool, merge};
+use countersign::run::binding::{ServedCatalog, ServedTool, merge};
 use countersign::run::call::MAX_ATTEMPTS;
 use countersign::run::envelope::Envelope;
 use countersign::run::fact::{Fact, Reconciliation, Resolution, Ruling};
@@ -37,9 +37,9 @@ pub(super) fn queued(parallel: usize) -> Envelope {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
-        hints: Hints::default(),
+        ..ServedTool::default()
     };
-    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)] };
+    let catalog = ServedCatalog { tools: vec![served(CHARGE), served(PUT)], ..ServedCatalog::default() };
     let entry = json!({"url": "https://billing.example.com/mcp", "replay": {PUT: "idempotent"}});
     let binding = merge(vec![serde_json::from_value(entry).unwrap()], &[Some(Arc::new(catalog))]).0;
     let spec = json!({

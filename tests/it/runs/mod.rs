@@ -2,6 +2,7 @@
 
 mod boundary;
 mod catalogs;
+mod tools;
 mod unstorable;
 
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Runs for tests, made by hand from the core's types.
 
+use countersign::run::ask::Asks;
 use countersign::run::binding::merge;
 use countersign::run::call::{Backend, Call, CallTarget, Stage};
 use countersign::run::commit::{Commit, Next};
@@ -53,6 +54,7 @@ impl Draft {
             usage: Usage::default(),
             progressed: false,
             model_failures: 0,
+            asks: Asks::default(),
             catalog_failures: 0,
             worked_ms: 0,
             leg_began_at: None,
@@ -177,6 +179,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
             replay: false,
         }),
         attempt: 1,
+        asked: None,
         decided_by: None,
         stage,
         created_at: at(0),

@@ -7,6 +7,7 @@ pub(crate) mod draft;
 mod fencing;
 mod follow;
 mod hub;
+mod inputs;
 mod isolation;
 mod journal;
 mod leases;

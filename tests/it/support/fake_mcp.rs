@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -47,6 +47,10 @@ pub(crate) enum Step {
     Result(Value),
     /// A progress notification for the request.
     Progress(u32),
+    /// A request of the server's own, of that id, method and parameters; the stream goes on once it is answered.
+    Ask(u64, &'static str, Value),
+    /// The result of the request: a text block with the answers to what was asked, by id.
+    Told(Vec<u64>),
     /// The news that there is another list of tools.
     ListChanged,
     /// The same each time the test says so; the stream stays open.
@@ -94,6 +98,7 @@ struct State {
     sessions: Mutex<HashSet<String>>,
     keeps_alive: AtomicBool,
     has_sessions: AtomicBool,
+    is_modern: AtomicBool,
     resets_unread: AtomicBool,
     lost: Mutex<Reply>,
     version: Mutex<&'static str>,
@@ -132,6 +137,7 @@ impl FakeMcp {
             sessions: Mutex::default(),
             keeps_alive: AtomicBool::new(true),
             has_sessions: AtomicBool::new(true),
+            is_modern: AtomicBool::new(false),
             resets_unread: AtomicBool::new(false),
             lost: Mutex::new(lost),
             version: Mutex::new("2025-06-18"),
@@ -192,9 +198,19 @@ impl FakeMcp {
         *self.state.resumes.lock() = Box::new(script);
     }
 
+    /// Speaks the era without sessions from now on, and no other; or the older one again.
+    pub(crate) fn be_modern(&self, is_modern: bool) {
+        self.state.is_modern.store(is_modern, Ordering::SeqCst);
+    }
+
     /// Serves these tools from now on.
     pub(crate) fn serve(&self, tools: Vec<Value>) {
         self.on_list(move |_| Reply::Result(json!({ "tools": tools })));
+    }
+
+    /// A handle by which a script changes what is served.
+    pub(crate) fn lists(&self) -> Lists {
+        Lists(Arc::downgrade(&self.state))
     }
 
     /// Answers stream requests (GET) with a stream on which `announce` can be heard.
@@ -264,6 +280,18 @@ impl FakeMcp {
     }
 }
 
+/// What a server serves, for its own scripts.
+pub(crate) struct Lists(Weak<State>);
+
+impl Lists {
+    /// Serves these tools from now on.
+    pub(crate) fn serve(&self, tools: Vec<Value>) {
+        if let Some(state) = self.0.upgrade() {
+            *state.lists.lock() = Box::new(move |_| Reply::Result(json!({ "tools": tools })));
+        }
+    }
+}
+
 /// A tool as `tools/list` gives it.
 pub(crate) fn tool(name: &str) -> Value {
     json!({ "name": name, "description": "Charge the card on file.", "inputSchema": { "type": "object" } })
@@ -286,7 +314,7 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
         let (reply, session) = answer(&state, &seen);
         state.arrived.notify_waiters();
         let keeps_alive = state.keeps_alive.load(Ordering::SeqCst);
-        if !write_reply(&mut stream, &seen, reply, session, keeps_alive).await || !keeps_alive {
+        if !write_reply(&mut stream, &state, &seen, reply, session, keeps_alive).await || !keeps_alive {
             return;
         }
     }
@@ -313,6 +341,9 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
 
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    if state.is_modern.load(Ordering::SeqCst) {
+        return (modern(state, seen), None);
+    }
     let session = seen.headers.get("mcp-session-id");
     let has_sessions = state.has_sessions.load(Ordering::SeqCst);
     let is_known = !has_sessions || session.is_some_and(|session| state.sessions.lock().contains(session));
@@ -345,9 +376,41 @@ fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
     }
 }
 
+/// The reply of a server of the era without sessions.
+fn modern(state: &State, seen: &Seen) -> Reply {
+    let meta = &seen.body["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"];
+    let refused = |status: u16, code: i32, message: &str, data: Value| {
+        let error = json!({ "code": code, "message": message, "data": data });
+        Reply::status(status, json!({ "jsonrpc": "2.0", "error": error, "id": seen.body["id"] }))
+    };
+    match (seen.http_method.as_str(), seen.rpc()) {
+        ("GET" | "DELETE", _) => Reply::status(405, json!({})),
+        (_, method) if method.starts_with("notifications/") => Reply::Http(202, vec![], String::new()),
+        (_, "initialize") => {
+            refused(400, -32022, "Unsupported protocol version", json!({ "supported": ["2026-07-28"] }))
+        }
+        _ if meta != "2026-07-28" => refused(400, -32602, "_meta lacks the protocol version", json!({})),
+        (_, method) if seen.headers.get("mcp-method").is_none_or(|header| header != method) => {
+            refused(400, -32020, "Mcp-Method does not match", json!({}))
+        }
+        (_, "server/discover") => Reply::Result(json!({
+            "resultType": "complete",
+            "supportedVersions": ["2026-07-28"],
+            "capabilities": { "tools": { "listChanged": true } },
+            "serverInfo": { "name": "fake", "version": "1" },
+            "ttlMs": 0,
+            "cacheScope": "private",
+        })),
+        (_, "tools/list") => (state.lists.lock())(seen),
+        (_, "tools/call") => (state.calls.lock())(seen),
+        _ => refused(404, -32601, "Method not found", json!({})),
+    }
+}
+
 /// Writes the reply; `false` when the connection is over.
 async fn write_reply(
     stream: &mut BufReader<TcpStream>,
+    state: &State,
     seen: &Seen,
     reply: Reply,
     session: Option<String>,
@@ -364,7 +427,7 @@ async fn write_reply(
         Reply::Result(result) => answer("result", result),
         Reply::Error(error) => answer("error", error),
         Reply::Http(status, headers, body) => (status, headers, body),
-        Reply::Sse(steps) => return write_events(stream, seen, steps).await,
+        Reply::Sse(steps) => return write_events(stream, state, seen, steps).await,
         Reply::Reset => {
             stream.get_ref().set_zero_linger().unwrap();
             return false;
@@ -389,7 +452,7 @@ async fn write_reply(
         }
         Reply::When(gate, reply) => {
             gate.notified().await;
-            return Box::pin(write_reply(stream, seen, *reply, session, keeps_alive)).await;
+            return Box::pin(write_reply(stream, state, seen, *reply, session, keeps_alive)).await;
         }
     };
     if !keeps_alive {
@@ -402,7 +465,7 @@ async fn write_reply(
 
 const LIST_CHANGED: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n";
 
-async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec<Step>) -> bool {
+async fn write_events(stream: &mut BufReader<TcpStream>, state: &State, seen: &Seen, steps: Vec<Step>) -> bool {
     write(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n").await;
     for step in steps {
         let text = match step {
@@ -417,6 +480,25 @@ async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec
                     "data: {}\n\n",
                     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
                 )
+            }
+            Step::Ask(id, method, params) => {
+                let asked = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
+                let text = format!("data: {asked}\n\n");
+                if !write(stream, &format!("{:x}\r\n{text}\r\n", text.len())).await {
+                    return false;
+                }
+                answered(state, id).await;
+                continue;
+            }
+            Step::Told(ids) => {
+                let mut told = serde_json::Map::new();
+                for id in ids {
+                    let answer = answered(state, id).await;
+                    let told_of = if answer["error"].is_null() { &answer["result"] } else { &answer["error"] };
+                    told.insert(id.to_string(), told_of.clone());
+                }
+                let result = json!({ "content": [{ "type": "text", "text": Value::Object(told).to_string() }] });
+                format!("data: {}\n\n", json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result }))
             }
             Step::ListChanged => LIST_CHANGED.to_owned(),
             Step::Announcements(mut announced) => {
@@ -442,6 +524,18 @@ async fn write_events(stream: &mut BufReader<TcpStream>, seen: &Seen, steps: Vec
         }
     }
     write(stream, "0\r\n\r\n").await
+}
+
+/// Waits for the client's answer to a request of the server's own.
+async fn answered(state: &State, id: u64) -> Value {
+    loop {
+        let arrived = state.arrived.notified();
+        let answers = |seen: &&Seen| seen.body["id"] == id && seen.body["method"].is_null();
+        if let Some(seen) = state.seen.lock().iter().find(answers) {
+            return seen.body.clone();
+        }
+        arrived.await;
+    }
 }
 
 async fn write(stream: &mut BufReader<TcpStream>, text: &str) -> bool {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use countersign::run::binding::Binding;
 use countersign::run::call::Call;
 use countersign::run::commit::Commit;
-use countersign::run::fact::Reconciliation;
+use countersign::run::fact::{InputAnswer, Reconciliation};
 use countersign::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::Message;
 use countersign::run::time::Timestamp;
@@ -280,6 +280,10 @@ impl AdminStore for FlakyStore {
         audit: &AuditRow,
     ) -> Result<Left, StoreError> {
         self.write("decision_leave", self.store.decision_leave(tenant, uid, decided, since, audit)).await
+    }
+
+    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
+        self.write("answer_leave", self.store.answer_leave(tenant, uid, answer)).await
     }
 
     async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {

@@ -1,6 +1,8 @@
 //! The main job with counterparts that nobody here wrote: the real binary, real MCP servers, independent model
 //! servers, real sockets.
 
+mod questions;
+
 use serde_json::{Value, json};
 
 use crate::support::counterparts::{aimock, everything, ledger_lines, ledger_server, llmock, llmock_script};

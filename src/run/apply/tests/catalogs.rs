@@ -67,6 +67,7 @@ fn local(name: &str) -> BoundTool {
         own_schema: None,
         class: SideEffectClass::ReadOnly,
         replay: false,
+        offer: crate::run::offer::Offer::default(),
     }
 }
 
@@ -143,8 +144,9 @@ fn b065_a_rewritten_description_is_a_change() {
             input_schema: tool.input_schema.clone(),
             output_schema: None,
             hints: crate::run::binding::Hints::default(),
+            ..crate::run::binding::ServedTool::default()
         });
-        let catalog = crate::run::binding::ServedCatalog { tools: tools.collect() };
+        let catalog = crate::run::binding::ServedCatalog { tools: tools.collect(), ..Default::default() };
         crate::run::binding::merge(run.binding.entries.clone(), &[Some(Arc::new(catalog))]).0
     };
     let mut run = announced(CatalogPolicy::Stop);

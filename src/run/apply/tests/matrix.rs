@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
+use crate::run::ask::Ask;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
 use crate::run::fact::{Fact, Resolution};
@@ -30,6 +31,13 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let authorized = after(held.clone(), vec![resume(&held, &["call_1"])]);
     let checking = after(reloaded(&asked), vec![Fact::LegBegan]);
     let parked = after(checking.clone(), vec![Fact::CatalogUnreadable { message: "refused".to_owned() }]);
+    let mut lets_ask = asked.clone();
+    let_ask(&mut lets_ask, small());
+    let out = after(lets_ask.clone(), vec![ended(&lets_ask, turn("", &[("call_1", "charge")]))]);
+    let input = Fact::InputAsked { key: key(1, 0), ask: form(), expires_at: NOW };
+    let asking = after(out.clone(), vec![input, sample_asked(0, 10)]);
+    let waiting = after(out, vec![required(0, vec![("a", form())])]);
+    let answered = after(waiting.clone(), vec![answer("input_1")]);
     vec![
         ("queued", new_run(json!({}), false).0),
         ("asking", asked.clone()),
@@ -44,6 +52,9 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("authorized", reloaded(&authorized)),
         ("checking catalog", checking),
         ("parked", parked),
+        ("server asks", asking),
+        ("waiting for input", waiting),
+        ("input given", reloaded(&answered)),
         ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
         ("cancelled", after(calling, vec![Fact::Cancelled])),
     ]
@@ -77,6 +88,12 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("reconciled, retry", reconciled(key(1, 0), Resolution::Retry)),
         ("reconciled, complete", reconciled(key(1, 0), completed())),
         ("reconciled, fail", reconciled(key(1, 0), failed())),
+        ("call asks", required(0, vec![("a", form()), ("m", Ask::Sample(Box::new(sample(10))))])),
+        ("input asked", Fact::InputAsked { key: key(1, 0), ask: form(), expires_at: NOW }),
+        ("input answered", answer("input_1")),
+        ("input closed", Fact::InputClosed { input_id: "input_1".to_owned(), reason: "expired" }),
+        ("sample asked", sample_asked(0, 10)),
+        ("sample made", made(1)),
         ("cancelled", Fact::Cancelled),
     ]
 }

@@ -1,5 +1,6 @@
 //! The rules, on values only.
 
+mod asks;
 mod catalogs;
 mod ends;
 mod matrix;

@@ -7,10 +7,11 @@ use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
+use crate::run::ask::Ask;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::fact::{Fact, Resolution};
+use crate::run::fact::{Fact, Resolution, SampleEnd};
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
@@ -49,6 +50,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+        let_ask(&mut run, small());
         run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
             stored: run.clone(),
@@ -98,6 +100,7 @@ impl World {
         }
         assert!(commit.sends.len() <= self.memory.room, "no call leaves without room");
         assert!(self.memory.executing() <= 2, "the run's own limit holds");
+        self.check_asks();
         for key in &commit.sends {
             self.happens(*key);
         }
@@ -152,6 +155,9 @@ impl World {
             }
             Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
+            Step::AwaitCalls if self.executing().is_empty() => self.sample(pick, dies),
+            Step::AwaitCalls if pick % 11 == 3 => self.ask(pick, dies),
+            Step::AwaitCalls if pick % 13 == 4 => self.answer(pick, dies),
             Step::AwaitRoom => {
                 assert!(self.executing().is_empty(), "calls that are out are waited for");
                 self.step(Fact::RoomCame, dies);
@@ -159,12 +165,15 @@ impl World {
             Step::AwaitCalls => {
                 let out: Vec<CallKey> = self.executing();
                 let key = out[pick % out.len()];
-                let fact = if pick % 5 == 0 { unknown(key) } else { done(key) };
+                let fact = if pick.is_multiple_of(5) { unknown(key) } else { done(key) };
                 self.step(fact, dies);
             }
             Step::Cancel => self.step(Fact::Cancelled, dies),
             Step::Rest if self.memory.head.status.is_terminal() => {}
             Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
+            Step::Rest if self.memory.undecided().next().is_none() && self.memory.waits_for_person() => {
+                self.answer(pick, dies);
+            }
             Step::Rest => self.decide(pick, dies),
         }
     }
@@ -191,6 +200,67 @@ impl World {
             4 => Fact::ModelFailed { error: crate::run::result::RunError::new("model-error", "busy"), retry: true },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
+    }
+
+    /// A server asks: while its call is out, or in place of an answer.
+    fn ask(&mut self, pick: usize, dies: u8) {
+        let out = self.executing();
+        let key = out[pick % out.len()];
+        let call = self.memory.calls.iter().find(|call| call.key == key).unwrap();
+        match pick % 4 {
+            0 => self.step(Fact::InputAsked { key, ask: form(), expires_at: NOW }, dies),
+            1 => self.step(Fact::SampleAsked { key, question: None, request: Box::new(sample(9)) }, dies),
+            _ if call.asked.as_ref().is_some_and(|asked| asked.round >= 2) => self.step(done(key), dies),
+            _ => {
+                let asks = vec![("a", form()), ("b", form()), ("m", Ask::Sample(Box::new(sample(9))))];
+                let before = self.stored.head.revision;
+                // The server wants the call once more.
+                *self.allowed.entry(key).or_insert(0) += 1;
+                self.step(required(key.position, asks.into_iter().skip(pick % 3).collect()), dies);
+                if self.stored.head.revision == before {
+                    *self.allowed.entry(key).or_insert(0) -= 1;
+                }
+            }
+        }
+    }
+
+    /// A person answers, whoever is asked.
+    fn answer(&mut self, pick: usize, dies: u8) {
+        let open: Vec<String> =
+            self.memory.head.state.asks.open.iter().map(|open| open.input.input_id.clone()).collect();
+        if !open.is_empty() {
+            self.step(answer(&open[pick % open.len()]), dies);
+        }
+    }
+
+    /// A sample that a stored question waits for.
+    fn sample(&mut self, pick: usize, dies: u8) {
+        if let Some(reserved) = self.memory.head.state.asks.reserved.first() {
+            let failed = SampleEnd::Failed { message: "busy".to_owned() };
+            let sample = reserved.sample;
+            let fact = if pick.is_multiple_of(5) { Fact::SampleEnded { sample, end: failed } } else { made(sample) };
+            return self.step(fact, dies);
+        }
+        let waiting = self.memory.calls.iter().filter(|call| matches!(call.stage, Stage::Waiting { .. }));
+        let wanted = waiting.flat_map(|call| call.asked.iter().map(|asked| (call.key, asked)));
+        let (key, name) =
+            wanted.flat_map(|(key, asked)| asked.samples().map(move |(name, _)| (key, name.clone()))).next().unwrap();
+        self.step(Fact::SampleAsked { key, question: Some(name), request: Box::new(sample(9)) }, dies);
+    }
+
+    /// What lives as long as its call or its leg.
+    fn check_asks(&self) {
+        let asks = &self.memory.head.state.asks;
+        for open in &asks.open {
+            let call = self.memory.calls.iter().find(|call| call.key == open.call).unwrap();
+            let lives = match open.question {
+                Some(_) => matches!(call.stage, Stage::Waiting { .. }),
+                None => matches!(call.stage, Stage::Executing { .. }),
+            };
+            assert!(lives, "a question outlived its call: {open:?}");
+        }
+        let rests = next(&self.memory) == Step::Rest;
+        assert!(!rests || asks.reserved.is_empty(), "a run that rests has nothing reserved");
     }
 
     /// An administrator decides one of the held calls.

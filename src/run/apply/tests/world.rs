@@ -1,16 +1,18 @@
 //! Runs to try the rules on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::run::apply::{NewRun, admit};
-use crate::run::binding::{Binding, Hints, ServedCatalog, ServedTool, merge};
+use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
+use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
-use crate::run::fact::{CallRef, Fact, Reconciliation, Resolution, Resume, Ruling};
+use crate::run::fact::{CallRef, Fact, InputAnswer, Reconciliation, Resolution, Resume, Ruling, SampleEnd};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
 use crate::run::outcome::{Answer, Outcome, ToolError};
@@ -32,9 +34,9 @@ pub(super) fn binding(tools: &[&str]) -> Binding {
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
-        hints: Hints::default(),
+        ..ServedTool::default()
     };
-    let catalog = ServedCatalog { tools: tools.iter().map(served).collect() };
+    let catalog = ServedCatalog { tools: tools.iter().map(served).collect(), ..ServedCatalog::default() };
     merge(vec![entry], &[Some(Arc::new(catalog))]).0
 }
 
@@ -152,4 +154,47 @@ pub(super) fn stages(envelope: &Envelope) -> Vec<&'static str> {
 
 pub(super) fn kinds(commit: &Commit) -> Vec<&'static str> {
     commit.events.iter().map(|event| event.body.kind()).collect()
+}
+
+/// Lets the servers of a run ask people, and have this model asked.
+pub(super) fn let_ask(run: &mut Envelope, sampling: Value) {
+    let mut entry = json!(run.binding.entries[0]);
+    entry["elicitation"] = json!("ask");
+    entry["sampling"] = sampling;
+    run.binding.entries[0] = serde_json::from_value(entry).unwrap();
+}
+
+pub(super) fn small() -> Value {
+    json!({ "model": { "provider": "scripted", "name": "small" } })
+}
+
+pub(super) fn form() -> Ask {
+    Ask::Form { message: "Who?".to_owned(), schema: json!({ "type": "object" }) }
+}
+
+pub(super) fn sample(max_tokens: u64) -> SampleRequest {
+    let messages = vec![SampleMessage { role: Role::User, text: "Sum up.".to_owned() }];
+    SampleRequest { system: None, messages, max_tokens, temperature: None, stop: vec![] }
+}
+
+pub(super) fn required(position: u32, asks: Vec<(&str, Ask)>) -> Fact {
+    let asks: BTreeMap<String, Ask> = asks.into_iter().map(|(name, ask)| (name.to_owned(), ask)).collect();
+    let questions = Questions { asks, state: Some("s".to_owned()) };
+    Fact::CallEnded { key: key(1, position), outcome: Outcome::InputRequired(Box::new(questions)) }
+}
+
+pub(super) fn answer(input_id: &str) -> Fact {
+    let (actor, input_id) = (Actor::parse("bob").unwrap(), input_id.to_owned());
+    let content = Some(json!({}));
+    Fact::InputAnswered(Box::new(InputAnswer { actor, input_id, action: InputAction::Accept, content }))
+}
+
+pub(super) fn sample_asked(position: u32, max_tokens: u64) -> Fact {
+    Fact::SampleAsked { key: key(1, position), question: None, request: Box::new(sample(max_tokens)) }
+}
+
+pub(super) fn made(number: u32) -> Fact {
+    let sample = Sample { model: "small".to_owned(), text: "Short.".to_owned(), finish_reason: FinishReason::Stop };
+    let usage = TurnUsage { input_tokens: 5, output_tokens: 5, cached_input_tokens: 0 };
+    Fact::SampleEnded { sample: number, end: SampleEnd::Made { sample, usage } }
 }

@@ -1,0 +1,179 @@
+//! A server asks for a sample. What the sample may use is reserved in the same commit that admits it, so that the run
+//! and all of its samples together are never admitted past the budget; a reservation ends with its sample, with its
+//! call, or with its leg.
+
+use super::draft::Draft;
+use super::{proceed, settle};
+use crate::run::ask::{Reply, Reservation, SampleRequest};
+use crate::run::call::{Call, Stage};
+use crate::run::commit::Commit;
+use crate::run::envelope::{Envelope, Leg};
+use crate::run::event::EventBody;
+use crate::run::fact::SampleEnd;
+use crate::run::ids::{CallId, CallKey};
+use crate::run::message::TurnUsage;
+use crate::run::outcome::ToolError;
+use crate::run::refusal::Refusal;
+use crate::run::sampling::{Denial, rule};
+use crate::run::time::Timestamp;
+
+/// Reserves what the sample may use, or says why it is not made.
+pub(super) fn asked(
+    envelope: &mut Envelope,
+    key: CallKey,
+    question: Option<String>,
+    request: &SampleRequest,
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
+    let Some(call) = envelope.calls.iter().find(|call| call.key == key && lets_ask(call, question.as_deref())) else {
+        return Err(Refusal::Impossible("no call is there that lets its server ask"));
+    };
+    let Some(entry) = envelope.entry_of(call) else { return Err(Refusal::Impossible("a call has its entry")) };
+    let server = call.target.as_ref().map(|target| target.server.clone()).unwrap_or_default();
+    let model = entry.sampling.as_ref().map(|sampling| sampling.model.name.clone()).unwrap_or_default();
+    let ruled = rule(envelope, entry, request, now);
+    let call_id = call.call_id.clone();
+    let mut draft = Draft::new(envelope, now);
+    match ruled {
+        Ok(tokens) => {
+            let asks = &mut draft.envelope.head.state.asks;
+            asks.samples = asks.samples.saturating_add(1);
+            let reserved = Reservation { sample: asks.samples, call: key, question, server, model, tokens };
+            asks.reserved.push(reserved.clone());
+            let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
+            draft.tell_sampling(&reserved, &call_id, "reserved", told);
+        }
+        Err(denial) => {
+            let refused = Reservation { sample: 0, call: key, question: None, server, model, tokens: 0 };
+            draft.tell_sampling(&refused, &call_id, "refused", Told::why(denial.code(), denial.to_string()));
+            if question.is_some() {
+                refuse(&mut draft, key, &denial);
+            }
+        }
+    }
+    Ok(draft.commit())
+}
+
+/// Whether the server of a call may ask for a sample: while the call is out, or by a question that is kept.
+fn lets_ask(call: &Call, question: Option<&str>) -> bool {
+    match (&call.stage, question) {
+        (Stage::Executing { .. }, None) => true,
+        (Stage::Waiting { .. }, Some(question)) => {
+            call.asked.as_ref().is_some_and(|asked| asked.samples().any(|(name, _)| name == question))
+        }
+        (
+            Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Waiting { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. }
+            | Stage::Indeterminate { .. },
+            _,
+        ) => false,
+    }
+}
+
+/// The replies that a call goes on with have no place for a refusal: the call has failed, and says why.
+fn refuse(draft: &mut Draft<'_>, key: CallKey, denial: &Denial) {
+    let message = format!("The MCP server asked for a sample of a model, and was refused: {denial}.");
+    settle::fail(draft, key, ToolError::new("sampling-refused", message), None);
+    go_on(draft);
+}
+
+/// Settles a sample: what was reserved is free again, and what was used counts.
+pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: Timestamp) -> Result<Commit, Refusal> {
+    let Some(reserved) = envelope.head.state.asks.reserved.iter().find(|reserved| reserved.sample == sample).cloned()
+    else {
+        return Err(Refusal::Impossible("nothing is reserved for the sample"));
+    };
+    let key = reserved.call;
+    let call_id = envelope.calls.iter().find(|call| call.key == key).map(|call| call.call_id.clone());
+    let Some(call_id) = call_id else { return Err(Refusal::Impossible("a sample belongs to a call")) };
+    let mut draft = Draft::new(envelope, now);
+    draft.progress();
+    let state = &mut draft.envelope.head.state;
+    state.asks.reserved.retain(|reserved| reserved.sample != sample);
+    let usage = match &end {
+        SampleEnd::Made { usage, .. } => *usage,
+        SampleEnd::Failed { .. } => TurnUsage::default(),
+    };
+    state.usage.count(usage);
+    state.asks.usage.count(usage);
+    match end {
+        SampleEnd::Made { sample, usage } => {
+            let told = Told { usage: Some(usage), ..Told::default() };
+            draft.tell_sampling(&reserved, &call_id, "made", told);
+            if let Some(question) = &reserved.question {
+                draft.reply(key, question, Reply::Sample(sample));
+            }
+        }
+        SampleEnd::Failed { message } => {
+            draft.tell_sampling(&reserved, &call_id, "failed", Told::why("model-error", message.clone()));
+            if reserved.question.is_some() {
+                let message = format!("The MCP server asked for a sample of a model, which failed: {message}.");
+                settle::fail(&mut draft, key, ToolError::new("sampling-failed", message), None);
+            }
+        }
+    }
+    if reserved.question.is_some() {
+        go_on(&mut draft);
+    }
+    Ok(draft.commit())
+}
+
+fn go_on(draft: &mut Draft<'_>) {
+    match draft.envelope.leg {
+        Leg::Working => proceed::proceed(draft),
+        Leg::Outside | Leg::CheckingCatalog | Leg::Cancelling => {}
+    }
+}
+
+/// What readers are told beside the decision.
+#[derive(Default)]
+struct Told {
+    reason: Option<&'static str>,
+    message: Option<String>,
+    reserved_tokens: Option<u64>,
+    usage: Option<TurnUsage>,
+}
+
+impl Told {
+    fn why(reason: &'static str, message: String) -> Self {
+        Self { reason: Some(reason), message: Some(message), ..Self::default() }
+    }
+}
+
+impl Draft<'_> {
+    /// Nobody makes the samples any more that something is reserved for.
+    pub(super) fn drop_reservations(&mut self) {
+        self.drop_reservations_of(|_| true);
+    }
+
+    pub(super) fn drop_reservations_of(&mut self, dropped: impl Fn(&Reservation) -> bool) {
+        let asks = &mut self.envelope.head.state.asks;
+        let gone: Vec<Reservation> = asks.reserved.iter().filter(|reserved| dropped(reserved)).cloned().collect();
+        asks.reserved.retain(|reserved| !dropped(reserved));
+        for reserved in gone {
+            let call = self.envelope.calls.iter().find(|call| call.key == reserved.call);
+            if let Some(call_id) = call.map(|call| call.call_id.clone()) {
+                let told = Told::why("call-ended", "the call or its leg ended before the model answered".to_owned());
+                self.tell_sampling(&reserved, &call_id, "failed", told);
+            }
+        }
+    }
+
+    fn tell_sampling(&mut self, sample: &Reservation, call_id: &CallId, decision: &str, told: Told) {
+        self.event(EventBody::Sampling {
+            turn: sample.call.turn,
+            call_id: call_id.clone(),
+            server: sample.server.clone(),
+            model: sample.model.clone(),
+            decision: decision.to_owned(),
+            reason: told.reason.map(str::to_owned),
+            message: told.message,
+            reserved_tokens: told.reserved_tokens,
+            usage: told.usage,
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! Servers that ask: people, models, and what of it outlives a call, a leg and a crash.
+
+use serde_json::{Value, json};
+
+use super::world::*;
+use crate::run::ask::Ask;
+use crate::run::commit::Commit;
+use crate::run::envelope::Envelope;
+use crate::run::fact::{Fact, Resolution, SampleEnd};
+use crate::run::refusal::Refusal;
+use crate::run::{Step, apply, next};
+
+fn decide(run: &mut Envelope, fact: Fact) -> Commit {
+    apply(run, fact, NOW).unwrap()
+}
+
+/// A run with this call out, at a server that may ask people and have a model asked.
+fn calling(tools: &[&str], limits: Value, sampling: Value) -> Envelope {
+    let (mut run, _) = new_run(limits, true);
+    let_ask(&mut run, sampling);
+    let calls: Vec<(&str, &str)> = tools.iter().map(|tool| ("", *tool)).collect();
+    let fact = ended(&run, turn("", &calls));
+    decide(&mut run, fact);
+    run
+}
+
+fn decisions(commit: &Commit) -> Vec<String> {
+    let sampling = commit.events.iter().map(|event| json!(event)).filter(|event| event["type"] == "sampling");
+    sampling.map(|event| format!("{} {}", event["decision"], event["reason"]).replace('"', "")).collect()
+}
+
+#[test]
+fn a_question_about_a_call_that_is_out_ends_with_the_call_or_its_node() {
+    let mut run = calling(&["charge"], json!({}), small());
+    decide(&mut run, Fact::InputAsked { key: key(1, 0), ask: form(), expires_at: NOW.plus_millis(1000) });
+    assert_eq!((run.head.status.code(), next(&run)), ("running", Step::AwaitCalls));
+    let mut crashed = reloaded(&run);
+    let commit = decide(&mut crashed, Fact::LegBegan);
+    assert_eq!(
+        kinds(&commit),
+        ["run-status", "input-answered", "tool-output", "reconciliation-required", "run-status"]
+    );
+    assert!(crashed.head.state.asks.open.is_empty());
+    assert_eq!(apply(&mut crashed, answer("input_1"), NOW), Err(Refusal::AlreadyAnswered));
+    decide(&mut run, done(key(1, 0)));
+    assert!(run.head.state.asks.open.is_empty() && run.head.state.asks.had("input_1"));
+    assert!(!run.head.state.asks.had("input_2") && !run.head.state.asks.had("input_01"));
+    let asked = Fact::InputAsked { key: key(1, 0), ask: form(), expires_at: NOW };
+    assert!(matches!(apply(&mut run, asked, NOW), Err(Refusal::Impossible(_))));
+}
+
+#[test]
+fn a_call_that_waits_for_input_survives_its_node_and_holds_its_siblings_back() {
+    let mut run = calling(&["charge", "charge", "look"], json!({ "max_parallel_tool_calls": 2 }), small());
+    decide(&mut run, required(0, vec![("a", form()), ("b", form())]));
+    assert_eq!(stages(&run), ["waiting", "executing", "pending"]);
+    let commit = decide(&mut run, done(key(1, 1)));
+    assert_eq!((run.head.status.reason(), commit.sends.len()), (Some("input-required"), 0));
+    let mut run = reloaded(&run);
+    assert!(decide(&mut run, answer("input_2")).sends.is_empty());
+    assert_eq!(run.head.status.code(), "suspended");
+    decide(&mut run, answer("input_1"));
+    assert_eq!(run.head.status.code(), "queued");
+    decide(&mut run, Fact::LegBegan);
+    let same = same_catalog(&run);
+    let commit = decide(&mut run, same);
+    assert_eq!(commit.sends, [key(1, 0), key(1, 2)]);
+    assert_eq!((run.calls[0].attempt, run.calls[2].attempt), (1, 1), "the first goes on with its only attempt");
+    // Its answer is lost: whoever may repeat it sends the same replies again.
+    decide(&mut run, done(key(1, 2)));
+    decide(&mut run, unknown(key(1, 0)));
+    assert_eq!(run.head.status.reason(), Some("tool-reconciliation-required"));
+    decide(&mut run, reconciled(key(1, 0), Resolution::Retry));
+    decide(&mut run, Fact::LegBegan);
+    let same = same_catalog(&run);
+    let commit = decide(&mut run, same);
+    assert_eq!((commit.sends.as_slice(), run.calls[0].attempt), ([key(1, 0)].as_slice(), 2));
+    assert!(run.calls[0].asked.as_ref().unwrap().is_answered());
+}
+
+#[test]
+fn a_run_that_waits_for_a_decision_and_for_input_goes_on_with_the_last_of_both() {
+    let mut run = calling(&["charge", "charge"], json!({}), small());
+    decide(&mut run, required(0, vec![("a", form())]));
+    decide(&mut run, unknown(key(1, 1)));
+    assert_eq!(run.head.status.reason(), Some("tool-reconciliation-required"));
+    let mut other = run.clone();
+    decide(&mut run, reconciled(key(1, 1), failed()));
+    assert_eq!(run.head.status.reason(), Some("input-required"));
+    decide(&mut run, answer("input_1"));
+    assert_eq!(run.head.status.code(), "queued");
+    decide(&mut other, answer("input_1"));
+    assert_eq!(other.head.status.reason(), Some("tool-reconciliation-required"));
+    let resumed = resume(&other, &["call_1_2"]);
+    decide(&mut other, resumed);
+    assert_eq!(other.head.status.code(), "queued");
+}
+
+#[test]
+fn b096_a_sample_that_somebody_must_approve_is_refused_and_nothing_is_reserved() {
+    let mut sampling = small();
+    sampling["approval"] = json!("always");
+    let mut run = calling(&["charge"], json!({ "max_tokens": 1000 }), sampling);
+    let left = run.tokens_left();
+    let commit = decide(&mut run, sample_asked(0, 10));
+    assert_eq!(decisions(&commit), ["refused approval-refused"]);
+    assert_eq!((run.tokens_left(), run.head.state.usage.model_requests), (left, 1));
+}
+
+#[test]
+fn b101_what_is_reserved_and_used_never_exceeds_the_budget_and_ends_with_its_call_and_leg() {
+    let mut run = calling(&["charge", "charge"], json!({ "max_tokens": 20_000 }), small());
+    decide(&mut run, sample_asked(0, 10_000));
+    let left = run.tokens_left().unwrap();
+    assert_eq!(left, 20_000 - 15 - sample(10_000).cost());
+    assert_eq!(decisions(&decide(&mut run, sample_asked(1, left))), ["refused budget.tokens"]);
+    let fits = left - sample(0).cost();
+    assert_eq!(decisions(&decide(&mut run, sample_asked(1, fits))), ["reserved null"]);
+    assert_eq!(run.tokens_left(), Some(0));
+    // A node that dies takes its reservations with it.
+    let mut crashed = reloaded(&run);
+    let commit = decide(&mut crashed, Fact::LegBegan);
+    assert_eq!(decisions(&commit), ["failed call-ended", "failed call-ended"]);
+    assert_eq!(crashed.tokens_left(), Some(20_000 - 15));
+    assert!(matches!(apply(&mut crashed, made(1), NOW), Err(Refusal::Impossible(_))));
+    // So does a call that ends first; the other one's is settled.
+    assert_eq!(decisions(&decide(&mut run, done(key(1, 0)))), ["failed call-ended"]);
+    assert_eq!(decisions(&decide(&mut run, made(2))), ["made null"]);
+    assert_eq!((run.tokens_left(), run.head.state.usage.total_tokens), (Some(20_000 - 25), 25));
+    assert_eq!((run.head.state.asks.usage.total_tokens, run.head.state.own_requests()), (10, 1));
+}
+
+#[test]
+fn a_stored_sample_is_made_before_a_person_is_waited_for_and_begun_again_after_a_crash() {
+    let mut run = calling(&["charge"], json!({}), small());
+    decide(&mut run, required(0, vec![("a", form()), ("m", Ask::Sample(Box::new(sample(10))))]));
+    assert_eq!((run.head.status.code(), next(&run)), ("running", Step::AwaitCalls));
+    let asked = |run: &Envelope| {
+        let call = run.calls[0].asked.clone().unwrap();
+        let (name, request) = call.samples().next().unwrap();
+        Fact::SampleAsked { key: key(1, 0), question: Some(name.clone()), request: Box::new(request.clone()) }
+    };
+    let fact = asked(&run);
+    decide(&mut run, fact);
+    let mut run = reloaded(&run);
+    decide(&mut run, Fact::LegBegan);
+    assert_eq!((run.head.state.asks.reserved.len(), next(&run)), (0, Step::AwaitCalls));
+    let fact = asked(&run);
+    decide(&mut run, fact);
+    decide(&mut run, made(2));
+    assert_eq!(run.head.status.reason(), Some("input-required"));
+    decide(&mut run, answer("input_1"));
+    assert_eq!(run.head.status.code(), "queued");
+}
+
+#[test]
+fn a_stored_sample_that_is_refused_or_fails_fails_its_call_and_closes_its_questions() {
+    let request = || Box::new(sample(10));
+    let stored = |limits: Value| {
+        let mut run = calling(&["charge"], limits, small());
+        decide(&mut run, required(0, vec![("a", form()), ("m", Ask::Sample(request()))]));
+        let asked = Fact::SampleAsked { key: key(1, 0), question: Some("m".to_owned()), request: request() };
+        decide(&mut run, asked);
+        run
+    };
+    let refused = stored(json!({ "max_tokens": 20 }));
+    let mut failed = stored(json!({}));
+    decide(&mut failed, Fact::SampleEnded { sample: 1, end: SampleEnd::Failed { message: "no".to_owned() } });
+    for run in [refused, failed] {
+        assert_eq!((stages(&run), next(&run)), (vec!["failed"], Step::AskModel));
+        assert!(run.head.state.asks.open.is_empty() && run.head.state.asks.reserved.is_empty());
+    }
+}

@@ -1,0 +1,89 @@
+//! Whether a server may have a model asked: policy, then approval, then the run's budget. In this order, and the first
+//! that refuses says why.
+
+use super::ask::SampleRequest;
+use super::asking::SamplingApproval;
+use super::envelope::Envelope;
+use super::spec::McpEntry;
+use super::time::Timestamp;
+
+/// Why a server gets no sample.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// The entry does not offer it.
+    #[error("sampling is not offered to this server")]
+    NotOffered,
+    /// The entry does not allow its own model.
+    #[error("the model {0:?} is not among the allowed models")]
+    Model(String),
+    /// The run has worked as long as it may.
+    #[error("the run's deadline has passed")]
+    Deadline,
+    /// Nobody approved.
+    #[error("nobody approved the request")]
+    Approval,
+    /// The longest answer is longer than the entry allows.
+    #[error("{asked} tokens are asked for, and at most {most} are allowed")]
+    MaxTokens {
+        /// What the server asks for.
+        asked: u64,
+        /// What the entry allows.
+        most: u64,
+    },
+    /// The run's budget has no room for it.
+    #[error("it may cost {cost} tokens, and {left} of the run's budget are left")]
+    Budget {
+        /// What it may cost.
+        cost: u64,
+        /// What is left.
+        left: u64,
+    },
+    /// The request is one that is not served.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+impl Denial {
+    /// The code in events.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotOffered => "not-offered",
+            Self::Model(_) => "model-not-allowed",
+            Self::Deadline => "deadline",
+            Self::Approval => "approval-refused",
+            Self::MaxTokens { .. } => "max-tokens",
+            Self::Budget { .. } => "budget.tokens",
+            Self::Unsupported(_) => "unsupported",
+        }
+    }
+}
+
+/// The tokens to reserve for a sample.
+///
+/// # Errors
+/// Why it is not made.
+pub fn rule(envelope: &Envelope, entry: &McpEntry, request: &SampleRequest, now: Timestamp) -> Result<u64, Denial> {
+    let sampling = entry.sampling.as_ref().ok_or(Denial::NotOffered)?;
+    let model = &sampling.model.name;
+    if sampling.allowed_models.as_ref().is_some_and(|allowed| !allowed.contains(model)) {
+        return Err(Denial::Model(model.clone()));
+    }
+    let limits = envelope.limits();
+    let worked_s = u64::try_from(envelope.worked_ms(now) / 1000).unwrap_or(0);
+    if limits.max_duration_s.is_some_and(|most| worked_s >= most) {
+        return Err(Denial::Deadline);
+    }
+    match sampling.approval {
+        SamplingApproval::Never => {}
+        // Nobody can be asked yet: what needs a word and has none is refused.
+        SamplingApproval::Always => return Err(Denial::Approval),
+    }
+    if let Some(most) = sampling.max_tokens.filter(|most| request.max_tokens > *most) {
+        return Err(Denial::MaxTokens { asked: request.max_tokens, most });
+    }
+    let cost = request.cost();
+    match envelope.tokens_left() {
+        Some(left) if cost > left => Err(Denial::Budget { cost, left }),
+        Some(_) | None => Ok(cost),
+    }
+}
