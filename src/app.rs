@@ -16,10 +16,10 @@ use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
 use crate::config::{Config, KeepDays, Wake};
-use crate::dispatch::{Dispatch, Watched};
+use crate::dispatch::{Declared, Dispatch, Watched};
 use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
-use crate::mcp::{McpPool, PoolSettings};
+use crate::mcp::{McpPool, PoolSettings, StdioServer};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
 use crate::run::envelope::Envelope;
@@ -52,14 +52,6 @@ const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a server does not start whose keys are not those that sealed what is stored.
 const KEYS_DO_NOT_OPEN: &str = "COUNTERSIGN_MASTER_KEYS does not open the stored secrets";
-
-/// How shared connections to MCP servers are kept.
-const POOL: PoolSettings = PoolSettings {
-    idle_close: Duration::from_mins(5),
-    max_age: Duration::from_hours(1),
-    max_result_bytes: 16 * 1024 * 1024,
-    cancel_grace: Duration::from_secs(2),
-};
 
 /// One server process, built and not yet serving.
 pub struct App {
@@ -107,9 +99,12 @@ impl App {
         let mcp_client = egress.client(CONNECT_TIMEOUT, None).context("HTTP client for MCP servers")?;
         let model_client =
             egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
-        let pool = McpPool::new(mcp_client, egress.clone(), POOL);
-        let dispatch =
-            Arc::new(Dispatch::new(Arc::clone(&pool), egress.clone(), Arc::clone(&config.keys), Arc::clone(&store)));
+        let pool = match &config.stdio_guard {
+            Some(guard) => McpPool::guarded(mcp_client, egress.clone(), pool_settings(config), guard.clone()),
+            None => McpPool::new(mcp_client, egress.clone(), pool_settings(config)),
+        };
+        let dispatch = Dispatch::new(Arc::clone(&pool), egress.clone(), Arc::clone(&config.keys), Arc::clone(&store));
+        let dispatch = Arc::new(dispatch.with_declared(declared(config)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
         let tracker = TaskTracker::new();
@@ -335,6 +330,23 @@ async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> 
         keys.open_stored(&tenant, &stored).context(KEYS_DO_NOT_OPEN)?;
     }
     Ok(())
+}
+
+/// How connections to MCP servers are kept.
+fn pool_settings(config: &Config) -> PoolSettings {
+    let most = |connections: u32| usize::try_from(connections).unwrap_or(usize::MAX);
+    PoolSettings::bounded(most(config.mcp_connections.tenant), most(config.mcp_connections.server))
+}
+
+/// The servers of the configuration file.
+fn declared(config: &Config) -> Declared {
+    let mut declared = Declared::default();
+    for server in config.mcp_servers.iter().cloned() {
+        let tenants = server.tenants.map(|tenants| tenants.into_iter().collect());
+        let (name, command) = (server.name, server.command);
+        declared.add(StdioServer { name, command, args: server.args, env: server.env, cwd: server.cwd }, tenants);
+    }
+    declared
 }
 
 fn executor_settings(config: &Config) -> ExecutorSettings {

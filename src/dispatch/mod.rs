@@ -21,7 +21,7 @@ use url::Url;
 
 pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
-pub use declared::{Declared, NothingDeclared};
+pub use declared::Declared;
 pub use gate::Gate;
 pub use registry::SecretFault;
 
@@ -139,13 +139,13 @@ pub struct Dispatch {
 impl Dispatch {
     /// Puts the parts together, without servers that the operator declared.
     pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
-        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Arc::new(NothingDeclared));
+        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Declared::default());
         Self { pool, egress, keys, store, registry }
     }
 
     /// The same with servers that the operator declared.
     #[must_use]
-    pub fn with_declared(mut self, declared: Arc<dyn Declared>) -> Self {
+    pub fn with_declared(mut self, declared: Declared) -> Self {
         self.registry.declared = declared;
         self
     }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
 use super::Offers;
-use super::transport::TrackedClient;
+use super::link::Link;
 use crate::run::ask::{Ask, Questions, Reply, SampleMessage, SampleRequest};
 use crate::run::ids::CallKey;
 use crate::run::json::is_too_deep;
@@ -87,11 +87,11 @@ pub(super) type SampleResult = CreateMessageResult;
 /// The side of a connection that servers ask.
 pub(super) struct Asker {
     offers: Offers,
-    client: TrackedClient,
+    client: Link,
 }
 
 impl Asker {
-    pub(super) const fn new(offers: Offers, client: TrackedClient) -> Self {
+    pub(super) const fn new(offers: Offers, client: Link) -> Self {
         Self { offers, client }
     }
 

@@ -156,7 +156,7 @@ mod tests {
             None => assert_eq!(faults, Vec::<String>::new()),
             Some(part) => assert!(faults.join("; ").contains(part), "{faults:?}"),
         }
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
             let schema = json!({ "$ref": "#/$defs/n", "$defs": { "n": { "anyOf": [late, other] } } });
             let began = Instant::now();
             assert_eq!(Schema::compile(&schema).unwrap().faults(&nested(60), 5).len(), 1, "{schema}");
-            assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+            assert!(began.elapsed() < Duration::from_mins(1), "{:?}", began.elapsed());
         }
         let loops = json!({ "anyOf": [{ "$ref": "#" }, { "required": ["no"] }] });
         assert!(!Schema::compile(&loops).unwrap().faults(&nested(3), 5).is_empty());

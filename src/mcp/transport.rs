@@ -14,25 +14,24 @@ use dashmap::{DashMap, DashSet};
 use futures::stream::{BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
-use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
+use rmcp::model::ClientJsonRpcMessage;
 use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sse_stream::Sse;
 use url::Url;
 
-use super::AskDoor;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
 use super::ears::Ears;
 use super::listening::{Listening, Watch};
-use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, own_headers, retry_after, says_other_era,
-    says_session_lost,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, cancellation,
+    cancelled_id, describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind,
+    own_headers, retry_after, says_other_era, says_session_lost, send_kind, status_kind,
 };
+use super::{AskDoor, FaultKind, listing};
 use crate::failpoint;
 use crate::net::Egress;
 
@@ -59,7 +58,7 @@ struct Shared {
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
-    last_fault: Mutex<Option<String>>,
+    last_fault: Mutex<Option<(FaultKind, String)>>,
     session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
@@ -95,13 +94,18 @@ impl TrackedClient {
     }
 
     /// What the last failed request of the connection itself failed of.
-    pub(super) fn last_fault(&self) -> Option<String> {
+    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
         self.shared.last_fault.lock().clone()
     }
 
     /// Whether the server said that it does not know our session any more.
     pub(super) fn session_lost(&self) -> bool {
         self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    /// How many calls are out.
+    pub(super) fn calls_out(&self) -> usize {
+        self.shared.calls.len() + self.shared.told.len()
     }
 
     /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
@@ -131,14 +135,10 @@ impl TrackedClient {
     pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
         let Some(route) = attempt.route() else { return };
         self.shared.told.insert(id_text(&route.id));
-        let message = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/cancelled",
-            "params": { "requestId": route.id, "reason": "the run was cancelled" },
-        });
+        let message = cancellation(&route.id);
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message.to_string());
+        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message);
         failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, request.send()).await {
             Ok(Ok(_)) => {}
@@ -154,7 +154,8 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
-        if self.was_told(&message) {
+        // The library wants to send what was sent by us already.
+        if cancelled_id(&message).is_some_and(|id| self.shared.told.remove(&id).is_some()) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         let mut post = Post::of(message, session)?;
@@ -185,7 +186,7 @@ impl TrackedClient {
         if let Err(error) = &result
             && !post.is_call()
         {
-            *self.shared.last_fault.lock() = Some(error_text(error));
+            *self.shared.last_fault.lock() = Some((error_kind(error), error_text(error)));
         }
         result
     }
@@ -193,7 +194,7 @@ impl TrackedClient {
     async fn send(&self, post: &Post, headers: HeaderMap) -> Posted {
         if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
             post.settle(Stage::NotConnected(refusal.to_string()));
-            return Err(fault(refusal.to_string()));
+            return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
         }
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
         post.pass("mcp.call.before");
@@ -209,7 +210,7 @@ impl TrackedClient {
                 } else {
                     post.settle(Stage::Unreadable("the connection broke before an answer came"));
                 }
-                return Err(fault(text));
+                return Err(fault_of(send_kind(&error), text));
             }
         };
         self.shared.answered.store(true, Ordering::Release);
@@ -281,15 +282,7 @@ impl TrackedClient {
         if let Some(answer) = post.not_known(status, code) {
             return Ok(answer);
         }
-        Err(fault(format!("the server answered HTTP {}", status.as_u16())))
-    }
-
-    /// Whether a cancellation that the library wants to send was sent by us already.
-    fn was_told(&self, message: &ClientJsonRpcMessage) -> bool {
-        let ClientJsonRpcMessage::Notification(notification) = message else { return false };
-        let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return false };
-        let Some(id) = &cancelled.params.request_id else { return false };
-        self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
+        Err(fault_of(status_kind(status), format!("the server answered HTTP {}", status.as_u16())))
     }
 
     pub(super) async fn listen(
