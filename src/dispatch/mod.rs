@@ -20,18 +20,18 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::schemas::Schema;
-pub use crate::mcp::{AskRefusal, MayLeave, News, ServerAsk, Sighting};
+pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
 pub use declared::{Declared, NothingDeclared};
 pub use gate::Gate;
 pub use registry::SecretFault;
 
-use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, ToolRequest};
+use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, TaskRequest, ToolRequest};
 use crate::net::Egress;
 use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
-use crate::run::outcome::{Outcome, ToolError};
+use crate::run::outcome::{Cause, Outcome, ToolError};
 use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
@@ -109,6 +109,24 @@ pub struct Caller {
     pub asks: mpsc::Sender<ServerAsk>,
 }
 
+/// What a call that is out is watched by.
+pub struct Out {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// Hears how far it has come.
+    pub progress: ProgressSink,
+}
+
+/// How a task is waited for.
+pub struct Wait {
+    /// Ends it.
+    pub cancel: CancellationToken,
+    /// How long the call is out already.
+    pub waited: Duration,
+    /// Whether the server named the task just now, and wants to be left alone at first.
+    pub is_new: bool,
+}
+
 /// Reaches servers for runs.
 pub struct Dispatch {
     pool: Arc<McpPool>,
@@ -177,7 +195,9 @@ impl Dispatch {
         let mut read = Catalogs::default();
         for (entry, outcome) in entries.iter().zip(join_all(reads).await) {
             match outcome {
-                Ok(one) => read.push(one),
+                Ok(one) => {
+                    read.push(one);
+                }
                 Err(unreachable) if entry.required => return Err(unreachable),
                 Err(unreachable) => {
                     read.push((None, None));
@@ -243,6 +263,33 @@ impl Dispatch {
         }
     }
 
+    /// Waits for the end of a call that its server goes on with by itself.
+    pub async fn follow(
+        &self,
+        caller: &Caller,
+        binding: &Binding,
+        call: &Call,
+        secrets: &RunSecrets,
+        wait: Wait,
+    ) -> Outcome {
+        let (Some(task), Some((entry, request))) = (&call.task, prepare(caller, binding, call)) else {
+            return Outcome::Unknown(Cause::LostResponse);
+        };
+        let target = self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await;
+        let Target { reached, told } = match target {
+            Ok(target) => target,
+            Err(message) => {
+                tracing::warn!(run = %caller.uid.0, %message, "a task cannot be asked for");
+                return Outcome::Unknown(Cause::LostResponse);
+            }
+        };
+        let total = Duration::from_millis(entry.timeouts.call_total_ms).saturating_sub(wait.waited);
+        let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
+        let task =
+            TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
+        told.outcome(self.pool.follow(&caller.tenant, &reached, &task, wait.cancel).await)
+    }
+
     /// Sends one call whose receipt is stored, and waits for what comes of it.
     pub async fn send(
         &self,
@@ -250,14 +297,15 @@ impl Dispatch {
         binding: &Binding,
         call: &Call,
         secrets: &RunSecrets,
-        cancel: CancellationToken,
+        out: Out,
     ) -> Outcome {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
+        let request = ToolRequest { progress: out.progress, ..request };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(Target { reached, told }) => {
-                told.outcome(self.pool.call(&caller.tenant, &reached, request, cancel).await)
+                told.outcome(self.pool.call(&caller.tenant, &reached, request, out.cancel).await)
             }
             Err(why) => {
                 let message =
@@ -290,6 +338,8 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         arguments: call.input.as_object().cloned().unwrap_or_default(),
         meta,
         idempotency_key: key,
+        input_schema: tool.input_schema.clone(),
+        progress: ProgressSink::none(),
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
         asks: entry.offers_asks().then(|| AskDoor { call: call.key, sender: caller.asks.clone() }),

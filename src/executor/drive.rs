@@ -1,5 +1,6 @@
 //! Drives one owned run: `next`, do, `apply`, journal, and again, until the run rests or the node lets go of it.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::asks::Asks;
 use super::catalog::Catalogs;
 use super::keep::smaller;
+use super::out::{Said, stage_of};
 use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
@@ -23,7 +25,7 @@ use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
-use crate::run::outcome::{Answer, Outcome};
+use crate::run::outcome::Outcome;
 use crate::run::refusal::Refusal;
 use crate::run::spec::McpEntry;
 use crate::run::{Step, apply, next};
@@ -129,12 +131,17 @@ pub(super) struct Drive<'a> {
     pub(super) envelope: Envelope,
     pub(super) secrets: Arc<RunSecrets>,
     pub(super) gate: Gate,
-    binding: Arc<Binding>,
-    caller: Arc<Caller>,
+    pub(super) binding: Arc<Binding>,
+    pub(super) caller: Arc<Caller>,
     pub(super) room: Room,
     pub(super) asks: Asks,
-    calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
-    stop_calls: CancellationToken,
+    pub(super) calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
+    /// Whose calls these are.
+    pub(super) out: HashSet<CallKey>,
+    /// Calls that an earlier owner left and whose servers go on with them.
+    pub(super) left: HashSet<CallKey>,
+    pub(super) said: Said,
+    pub(super) stop_calls: CancellationToken,
     /// The servers' tools as they were read last.
     pub(super) catalogs: Catalogs,
     /// Whether a commit has let go of the run.
@@ -166,6 +173,7 @@ impl<'a> Drive<'a> {
             may_leave: may_leave(shared, &signals),
             asks: door,
         };
+        let left = envelope.calls.iter().filter(|call| call.is_deferred()).map(|call| call.key).collect();
         Ok(Self {
             shared,
             claim,
@@ -178,6 +186,9 @@ impl<'a> Drive<'a> {
             room: shared.rooms.of(&claim.tenant),
             asks,
             calls: FuturesUnordered::new(),
+            out: HashSet::new(),
+            left,
+            said: Said::default(),
             stop_calls: CancellationToken::new(),
             catalogs: Catalogs::new(watched),
             let_go: false,
@@ -199,13 +210,14 @@ impl<'a> Drive<'a> {
     fn heed_wish(&mut self) -> Step {
         if self.signals.cancel.is_cancelled() && !self.envelope.head.status.is_terminal() {
             match self.envelope.leg {
-                Leg::Outside => return Step::Cancel,
+                // What its servers go on with is cancelled there first.
+                Leg::Outside if !self.envelope.has_deferred() => return Step::Cancel,
                 Leg::CheckingCatalog | Leg::Working => {
                     self.envelope.leg = Leg::Cancelling;
                     self.stop_calls.cancel();
                     self.room.leave_queue();
                 }
-                Leg::Cancelling => {}
+                Leg::Outside | Leg::Cancelling => {}
             }
         }
         next(&self.envelope)
@@ -291,32 +303,12 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    /// Lets a call leave whose receipt is stored.
-    fn launch(&mut self, key: CallKey, place: Place) -> Result<(), Stopped> {
-        let Some(call) = self.envelope.calls.iter().find(|call| call.key == key).cloned() else {
-            return Err(Refusal::Impossible("a call that is sent must exist").into());
-        };
-        let shared = Arc::clone(self.shared);
-        let (caller, binding, secrets) =
-            (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
-        let stop = self.stop_calls.clone();
-        self.calls.push(
-            async move {
-                let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, stop).await;
-                failpoint::pass("mcp.call.answered");
-                // From here on another call of the tenant may be out.
-                drop(place);
-                (key, outcome)
-            }
-            .boxed(),
-        );
-        Ok(())
-    }
-
     async fn await_call(&mut self) -> Result<(), Stopped> {
         let cancelling = self.envelope.leg == Leg::Cancelling;
         let draining = self.shared.draining.is_cancelled();
         let may_send = self.envelope.waits_for_room() && !draining;
+        self.ask_for_deferred();
+        let may_leave = !cancelling && self.only_deferred();
         if self.calls.is_empty() && self.envelope.has_executing() {
             return Err(Refusal::Impossible("a call is executing and none is out").into());
         }
@@ -328,14 +320,17 @@ impl<'a> Drive<'a> {
         }
         tokio::select! {
             Some((key, outcome)) = self.calls.next(), if !self.calls.is_empty() => {
+                self.out.remove(&key);
                 self.heed_news();
                 metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
                 self.decide(Fact::CallEnded { key, outcome }).await
             }
             heard = self.asks.next() => self.heed(heard).await,
             () = self.room.came(), if may_send => self.decide(Fact::RoomCame).await,
+            () = self.said.due() => self.tell_progress().await,
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
             () = self.signals.decided.notified() => self.heed_decisions().await,
+            () = self.shared.draining.cancelled(), if may_leave => Err(Stopped::Draining),
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
         }
     }
@@ -364,14 +359,4 @@ fn needs_secrets(envelope: &Envelope) -> bool {
     let samples = |entry: &McpEntry| entry.sampling.as_ref().is_some_and(|sampling| sampling.model.secret.is_some());
     envelope.spec.model.secret.is_some()
         || envelope.binding.entries.iter().any(|entry| entry.auth.is_some() || samples(entry))
-}
-
-/// The stage that an outcome leads to, for the counters.
-const fn stage_of(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Answered(Answer::Done { .. }) => "completed",
-        Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) => "failed",
-        Outcome::Unknown(_) => "indeterminate",
-        Outcome::InputRequired(_) => "waiting",
-    }
 }

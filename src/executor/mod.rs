@@ -8,6 +8,7 @@ mod drive;
 mod keep;
 mod lease;
 mod model_turn;
+mod out;
 mod pool;
 mod room;
 mod stopped;

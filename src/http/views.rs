@@ -227,6 +227,13 @@ pub(super) struct MessagePage {
     pub(super) next_cursor: Option<String>,
 }
 
+/// Work that a server goes on with by itself.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct TaskView {
+    /// The server's name of it.
+    id: String,
+}
+
 /// The durable record of one call.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Receipt {
@@ -256,6 +263,9 @@ pub(super) struct Receipt {
     attempt: u32,
     /// The key that every attempt carries.
     idempotency_key: String,
+    /// The work that the server began for the last attempt and can be asked for, when it named one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<TaskView>,
     /// The arguments.
     input: Value,
     /// What the backend returned.
@@ -292,6 +302,7 @@ impl Receipt {
             replay: None,
             attempt: call.attempt,
             idempotency_key: idempotency_key(uid, call.key),
+            task: call.task.map(|task| TaskView { id: task.id }),
             input: call.input,
             output: None,
             error: None,

@@ -97,7 +97,7 @@ impl Asker {
 
     /// What is declared: only what this connection serves.
     pub(super) fn capabilities(&self) -> ClientCapabilities {
-        let mut declared = ClientCapabilities::default();
+        let mut declared = ClientCapabilities::builder().enable_tasks().build();
         if self.offers.elicitation {
             declared.elicitation = Some(
                 ElicitationCapability::new()

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::shape::Excess;
+use super::wire::IDEMPOTENCY_KEY;
 use super::{AskDoor, MayLeave};
 
 /// How far an attempt came. Later stages replace earlier ones; an answer is final.
@@ -43,6 +45,8 @@ pub(super) struct HttpRefusal {
     pub(super) session_lost: bool,
     /// The message of a JSON-RPC error in the body.
     pub(super) message: Option<String>,
+    /// Its code.
+    pub(super) code: Option<i64>,
 }
 
 /// The session that a sent call belongs to: what its cancellation must carry.
@@ -51,14 +55,13 @@ pub(super) struct Route {
     /// The id of the request on the wire.
     pub(super) id: Value,
     /// The headers that the request went out with, its session among them.
-    pub(super) headers: http::HeaderMap,
+    pub(super) headers: HeaderMap,
 }
 
-/// One attempt to send a call, or to read a list.
+/// One attempt to send a call, or to ask about one, or to read a list.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// `None` for a listing, which has no effect.
-    key: Option<http::HeaderValue>,
+    headers: HeaderMap,
     may_leave: MayLeave,
     asks: Option<AskDoor>,
     state: Mutex<(Stage, Option<Route>)>,
@@ -66,23 +69,24 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// An attempt that carries the header `Idempotency-Key`.
-    pub(super) fn new(key: http::HeaderValue, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
-        Self::with(Some(key), may_leave, asks)
+    /// An attempt whose request carries these headers: of a call `Idempotency-Key`, and what its tool wants to see.
+    pub(super) fn new(headers: HeaderMap, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
+        Arc::new(Self { headers, may_leave, asks, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
     }
 
-    /// An attempt to read a list: whoever asks may ask at any time.
-    pub(super) fn listing() -> Arc<Self> {
-        Self::with(None, MayLeave::new(|| true), None)
+    /// A question: it may be asked at any time, and as often as one likes.
+    pub(super) fn of_question() -> Arc<Self> {
+        Self::new(HeaderMap::new(), MayLeave::new(|| true), None)
     }
 
-    fn with(key: Option<http::HeaderValue>, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
-        Arc::new(Self { key, may_leave, asks, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+    /// The headers of this request alone.
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.headers
     }
 
-    /// The value of the header `Idempotency-Key`; a listing has none.
-    pub(super) fn key(&self) -> Option<&http::HeaderValue> {
-        self.key.as_ref()
+    /// Whether it is a call, which may have an effect.
+    pub(super) fn is_call(&self) -> bool {
+        self.headers.contains_key(IDEMPOTENCY_KEY)
     }
 
     /// Where the server's questions about it go.
@@ -146,11 +150,11 @@ mod tests {
     use super::*;
 
     fn attempt() -> Arc<Attempt> {
-        Attempt::new(http::HeaderValue::from_static("k"), MayLeave::new(|| true), None)
+        Attempt::of_question()
     }
 
     fn route() -> Route {
-        Route { id: Value::from(1), headers: http::HeaderMap::new() }
+        Route { id: Value::from(1), headers: HeaderMap::new() }
     }
 
     #[test]

@@ -61,9 +61,17 @@ impl CatalogCache {
 #[derive(Clone)]
 pub(super) struct Reading {
     at: Instant,
+    /// How long the server says that it holds.
+    ttl: Option<Duration>,
     /// How many announcements had come when it began.
     announced: u64,
     pub(super) catalog: Arc<ServedCatalog>,
+}
+
+impl Reading {
+    fn is_fresh(&self, max_age: Duration) -> bool {
+        self.at.elapsed() < self.ttl.map_or(max_age, |ttl| ttl.min(max_age))
+    }
 }
 
 /// A reading, and whether it still holds. While it is kept, its connection is in use.
@@ -122,11 +130,13 @@ impl Connection {
         // Held while reading, so that many askers make one reading.
         let mut read = self.catalog.read.lock().await;
         if let Some(kept) = read.as_ref() {
-            let is_fresh = kept.at.elapsed() < max_age || kept.at >= asked;
+            let is_fresh = kept.is_fresh(max_age) || kept.at >= asked;
             if is_fresh && kept.announced == self.catalog.announcements.count() && self.is_alive() {
                 return Ok(kept.clone());
             }
         }
+        // What is announced before anybody listens is lost.
+        self.ears.settled().await;
         // Looked at first: an announcement during the reading counts.
         let announced = self.catalog.announcements.count();
         let at = Instant::now();
@@ -134,33 +144,39 @@ impl Connection {
         // Each page is given up at that time, which also tells the server; the grace is for the telling.
         let pages = tokio::time::timeout(patience + GRACE, self.read_pages(schemas, at + patience)).await;
         failpoint::pass("catalog.read.after");
-        let catalog = match pages {
-            Ok(Ok(catalog)) => Arc::new(catalog),
+        let (catalog, ttl) = match pages {
+            Ok(Ok(pages)) => pages,
             Ok(Err(fault)) if at.elapsed() < patience => return Err(fault),
             Ok(Err(_)) | Err(_) => {
                 return Err(unreadable(&format!("no answer within {} ms", patience.as_millis())));
             }
         };
-        let reading = Reading { at, announced, catalog };
+        let reading = Reading { at, ttl, announced, catalog: Arc::new(catalog) };
         *read = Some(reading.clone());
         Ok(reading)
     }
 
-    async fn read_pages(&self, schemas: &Schemas, until: Instant) -> Result<ServedCatalog, McpFault> {
-        let reader = Reader { schemas, has_header_params: !self.has_sessions() };
-        let mut catalog = ServedCatalog::default();
+    /// All pages, and how long the server says that they hold: as long as the page that expires first.
+    async fn read_pages(
+        &self,
+        schemas: &Schemas,
+        until: Instant,
+    ) -> Result<(ServedCatalog, Option<Duration>), McpFault> {
+        let reader = Reader { schemas, has_header_params: !self.has_sessions };
+        let (mut catalog, mut ttl) = (ServedCatalog::default(), None);
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
         let (mut cursor, mut bytes): (Option<String>, usize) = (None, 0);
         for _page in 0..PAGES_MAX {
             let result = match self.read_page(cursor.clone(), until).await? {
                 Listed::Result(result) => result,
-                Listed::NoTools if cursor.is_none() => return Ok(catalog),
+                Listed::NoTools if cursor.is_none() => return Ok((catalog, ttl)),
                 Listed::NoTools => return Err(unreadable("its pages end with an error")),
             };
             bytes = bytes.saturating_add(result.to_string().len());
             if bytes > BYTES_MAX {
                 return Err(unreadable(&format!("its list of tools is larger than {BYTES_MAX} bytes")));
             }
+            ttl = result.get("ttlMs").and_then(Value::as_u64).map(Duration::from_millis).into_iter().chain(ttl).min();
             let page = reader.page(result).map_err(unreadable)?;
             for tool in page.read.tools {
                 if !names.insert(tool.name.clone()) {
@@ -172,7 +188,7 @@ impl Connection {
             if catalog.tools.len().saturating_add(catalog.unnamed.len()) > TOOLS_MAX {
                 return Err(unreadable(&format!("it lists more than {TOOLS_MAX} tools")));
             }
-            let Some(next) = page.next else { return Ok(catalog) };
+            let Some(next) = page.next else { return Ok((catalog, ttl)) };
             if !cursors.insert(next.clone()) {
                 return Err(unreadable("its pages run in a circle"));
             }
@@ -183,7 +199,7 @@ impl Connection {
 
     /// One page as the server wrote it: the protocol library reads a page as a whole or not at all.
     async fn read_page(&self, cursor: Option<String>, until: Instant) -> Result<Listed, McpFault> {
-        let attempt = Attempt::listing();
+        let attempt = Attempt::of_question();
         let _entry = self.enter(&attempt);
         let mut params = PaginatedRequestParams::default();
         params.cursor = cursor;

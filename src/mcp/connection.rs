@@ -1,35 +1,34 @@
 //! One connection to one MCP server: the handshake in either era of the protocol, and one attempt of a call.
 //! Knows nothing of the pool around it.
 
-use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
+use http::HeaderValue;
 use parking_lot::Mutex;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CancelledNotification, CancelledNotificationParam, ClientConfig,
     ClientRequest, CustomRequest, CustomResult, ElicitRequestParams, ElicitResult, ErrorData, Implementation,
-    JsonObject, ProtocolVersion, RequestId, RequestMetaObject,
+    JsonObject, ProgressNotificationParam, ProtocolVersion, RequestId, RequestMetaObject,
 };
-use rmcp::service::{
-    ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, NotificationContext, PeerRequestOptions,
-    RequestContext, RunningService, ServiceError,
-};
-use rmcp::transport::StreamableHttpClientTransport;
-use rmcp::transport::common::client_side_sse::ExponentialBackoff;
-use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService, ServiceError};
 use rmcp::{ClientHandler, Peer, RoleClient};
-use secrecy::ExposeSecret as _;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::asks::{Asker, SampleParams, SampleResult};
 use super::attempt::{Attempt, Stage};
 use super::catalog::{Announcements, CatalogCache};
+use super::ears::Ears;
+use super::era::Eras;
+use super::handshake::{Dial, Shaken, Undone};
+use super::listen::Ear;
 use super::outcome::Ended;
+use super::params;
+use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
 use super::{McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
@@ -38,10 +37,6 @@ use crate::run::binding::ServedCatalog;
 
 /// The `_meta` member that carries the idempotency key.
 const META_KEY: &str = "countersign/idempotency-key";
-/// Calls of one connection that may be on their way at once; the executor's own limits are far below.
-const PARALLEL_CALLS: usize = 256;
-/// Longest wait for an answer to `server/discover`; after it the server is taken for one of the old era.
-const DISCOVER_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the library gets to see an answer that the transport saw.
 const HANDOVER: Duration = Duration::from_secs(1);
 
@@ -50,7 +45,11 @@ pub(super) struct Connection {
     client: TrackedClient,
     peer: Peer<RoleClient>,
     service: Mutex<Option<RunningService<RoleClient, Listener>>>,
-    has_sessions: bool,
+    progress: Listeners,
+    pub(super) ears: Arc<Ears>,
+    /// Hears announcements where that takes a request of its own; ends with the connection.
+    ear: Mutex<JoinSet<()>>,
+    pub(super) has_sessions: bool,
     retired: AtomicBool,
     /// When it was opened.
     pub(super) opened: Instant,
@@ -59,9 +58,10 @@ pub(super) struct Connection {
 }
 
 /// What a server may tell us unasked, and ask.
-struct Listener {
-    announcements: Arc<Announcements>,
-    asker: Asker,
+pub(super) struct Listener {
+    pub(super) announcements: Arc<Announcements>,
+    pub(super) progress: Listeners,
+    pub(super) asker: Asker,
 }
 
 impl ClientHandler for Listener {
@@ -99,6 +99,10 @@ impl ClientHandler for Listener {
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
         self.announcements.announce();
     }
+
+    async fn on_progress(&self, told: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
+        self.progress.tell(told);
+    }
 }
 
 impl Connection {
@@ -111,52 +115,56 @@ impl Connection {
         egress: &Egress,
         target: &McpTarget,
         settings: PoolSettings,
-        is_old_era: bool,
+        eras: &Arc<Eras>,
     ) -> Result<Self, McpFault> {
         egress.check(&target.url).map_err(|refusal| McpFault::new(refusal.to_string()))?;
-        let headers = headers_of(target)?;
         let patience = Duration::from_millis(target.timeouts.connect_ms);
-        let client = TrackedClient::new(
-            http.clone(),
-            egress.clone(),
-            target.url.clone(),
-            settings.max_result_bytes,
-            DISCOVER_PATIENCE.min(patience / 2),
-        );
-        let announcements = Arc::<Announcements>::default();
-        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
-        let lifecycle = lifecycle_of(is_old_era);
-        let asker = Asker::new(target.offers, client.clone());
-        let listener = Listener { announcements: Arc::clone(&announcements), asker };
-        let opening = listener.serve_with_lifecycle(transport, lifecycle);
-        let service = match tokio::time::timeout(patience, opening).await {
-            Ok(Ok(service)) => service,
-            Ok(Err(error)) => {
-                tracing::debug!(fault = %error, "an MCP handshake failed");
-                return Err(unreachable(client.last_fault().unwrap_or_else(|| "the handshake failed".to_owned())));
-            }
-            Err(_elapsed) => return Err(unreachable(format!("no handshake within {} ms", patience.as_millis()))),
+        let (server, was_old) = (target.url.as_str(), eras.is_old(target.url.as_str()));
+        let dial = Dial { http, egress, target, settings, until: Instant::now() + patience };
+        let shaken = match dial.handshake(was_old).await {
+            // It may have moved on to the newer era since it was asked.
+            Err(Undone::Refused(_)) if was_old => dial.handshake(false).await,
+            shaken => shaken,
         };
-        let peer = service.peer().clone();
-        let version = peer.peer_info().map(|info| info.protocol_version.clone());
-        let version = version
-            .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
-            .ok_or_else(|| unreachable("it speaks a protocol revision that is not known".to_owned()))?;
-        peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
-        Ok(Self {
+        match shaken {
+            Ok(shaken) => {
+                let connection = Self::of(shaken, server, eras);
+                eras.learn(server, Some(connection.has_sessions));
+                Ok(connection)
+            }
+            Err(undone) => {
+                eras.learn(server, None);
+                Err(match undone {
+                    Undone::Refused(why) => unreachable(dial.older_transport().await.unwrap_or(why)),
+                    Undone::Silent => unreachable(format!("no handshake within {} ms", patience.as_millis())),
+                    Undone::Unreachable(why) => unreachable(why),
+                    Undone::Misconfigured(fault) => fault,
+                })
+            }
+        }
+    }
+
+    fn of(shaken: Shaken, server: &str, eras: &Arc<Eras>) -> Self {
+        let Shaken { client, service, version, announcements, ears, progress, tells_changes } = shaken;
+        let (peer, has_sessions) = (service.peer().clone(), version.has_initialize());
+        let mut ear = JoinSet::new();
+        if !has_sessions && tells_changes && !eras.is_mute(server) {
+            ears.expect();
+            let (peer, ears, eras) = (peer.clone(), Arc::clone(&ears), Arc::clone(eras));
+            ear.spawn(Ear { peer, ears, eras, server: server.to_owned() }.listen());
+        }
+        Self {
             client,
             peer,
-            has_sessions: version.has_initialize(),
+            progress,
+            ears,
+            ear: Mutex::new(ear),
+            has_sessions,
             service: Mutex::new(Some(service)),
             retired: AtomicBool::new(false),
             opened: Instant::now(),
             catalog: CatalogCache::new(announcements),
-        })
-    }
-
-    /// Whether the server speaks the era of sessions.
-    pub(super) fn has_sessions(&self) -> bool {
-        self.has_sessions
+        }
     }
 
     /// Whether calls can still be made on it.
@@ -177,6 +185,30 @@ impl Connection {
     /// Whatever happens to the future that holds it, the attempt leaves the table of those that are out.
     pub(super) fn enter<'a>(&'a self, attempt: &'a Attempt) -> Entry<'a> {
         Entry { client: &self.client, attempt }
+    }
+
+    /// Asks a question that changes nothing, and says how far it came.
+    pub(super) async fn ask(
+        &self,
+        question: impl FnOnce(&Arc<Attempt>) -> ClientRequest,
+        patience: Duration,
+    ) -> (Stage, Ended) {
+        let attempt = Attempt::of_question();
+        let _entry = self.enter(&attempt);
+        let options = PeerRequestOptions::with_timeout(patience);
+        let Ok(handle) = self.peer.send_request_with_option(question(&attempt), options).await else {
+            return (attempt.close(), Ended::Settled);
+        };
+        let mut response = pin!(handle.await_response());
+        let ended = tokio::select! {
+            biased;
+            answer = &mut response => end_of(answer.as_ref().err()),
+            () = attempt.settled() => {
+                drop(tokio::time::timeout(HANDOVER, &mut response).await);
+                Ended::Settled
+            }
+        };
+        (attempt.close(), ended)
     }
 
     /// What a failed listing failed of.
@@ -203,6 +235,7 @@ impl Connection {
     /// Ends the session and the connection.
     pub(super) async fn close(&self) {
         self.retire();
+        self.ear.lock().abort_all();
         let service = self.service.lock().take();
         if let Some(service) = service
             && let Err(error) = service.cancel().await
@@ -221,7 +254,9 @@ impl Connection {
         let Ok(key) = HeaderValue::try_from(request.idempotency_key.as_str()) else {
             return (Stage::NotConnected("the idempotency key cannot be sent".to_owned()), Ended::Settled);
         };
-        let attempt = Attempt::new(key, request.may_leave.clone(), request.asks.clone());
+        let mut headers = params::headers_of(&request.input_schema, &request.arguments);
+        headers.insert(IDEMPOTENCY_KEY, key);
+        let attempt = Attempt::new(headers, request.may_leave.clone(), request.asks.clone());
         let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
@@ -229,6 +264,7 @@ impl Connection {
             Err(_gone) => return (attempt.close(), Ended::Settled),
         };
         let id = handle.id.clone();
+        let _hearing = self.progress.add(handle.progress_token.clone(), request.progress.clone());
         let mut response = pin!(handle.await_response());
         let ended = tokio::select! {
             biased;
@@ -313,76 +349,6 @@ fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
         .reset_timeout_on_progress()
         .with_max_total_timeout(limits.total)
         .with_meta(RequestMetaObject::from(meta))
-}
-
-fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
-    if is_old_era {
-        return ClientLifecycleMode::Initialize;
-    }
-    ClientLifecycleMode::Auto {
-        preferred_versions: vec![ProtocolVersion::LATEST],
-        legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
-    }
-}
-
-fn config_of(target: &McpTarget, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
-    let mut resume = ExponentialBackoff::default();
-    resume.max_times = Some(5);
-    resume.base_duration = Duration::from_millis(200);
-    resume.max_delay = Some(Duration::from_secs(5));
-    let mut config = StreamableHttpClientTransportConfig::with_uri(target.url.as_str())
-        .custom_headers(headers)
-        .max_concurrent_requests(PARALLEL_CALLS)
-        // A silent new session would hide what happened to the calls of the old one: the pool reconnects instead.
-        .reinit_on_expired_session(false);
-    config.retry_config = Arc::new(resume);
-    config
-}
-
-fn headers_of(target: &McpTarget) -> Result<HashMap<HeaderName, HeaderValue>, McpFault> {
-    let mut headers = HashMap::new();
-    for (name, value) in &target.headers {
-        insert_header(&mut headers, name, value, false)?;
-    }
-    if let Some((name, secret)) = &target.secret_header {
-        insert_header(&mut headers, name, secret.expose_secret(), true)?;
-    }
-    Ok(headers)
-}
-
-/// Headers that belong to the protocol or to one hop; a tenant's value would break or bend the exchange.
-const RESERVED: [&str; 14] = [
-    "accept",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "last-event-id",
-    "mcp-method",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
-fn insert_header(
-    headers: &mut HashMap<HeaderName, HeaderValue>,
-    name: &str,
-    value: &str,
-    is_secret: bool,
-) -> Result<(), McpFault> {
-    let name = HeaderName::try_from(name).map_err(|_invalid| McpFault::new(format!("'{name}' is no header name")))?;
-    if RESERVED.contains(&name.as_str()) || name == IDEMPOTENCY_KEY {
-        return Err(McpFault::new(format!("the header '{name}' may not be set")));
-    }
-    let mut value = HeaderValue::try_from(value)
-        .map_err(|_invalid| McpFault::new(format!("the value of the header '{name}' cannot be sent")))?;
-    value.set_sensitive(is_secret);
-    headers.insert(name, value);
-    Ok(())
 }
 
 fn unreachable(why: String) -> McpFault {

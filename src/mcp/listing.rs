@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::header_params;
+use super::params;
 use super::schemas::Schemas;
 use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 use crate::run::json::has_control;
@@ -99,9 +99,9 @@ impl Reader<'_> {
             return Some("takes no object".to_owned());
         }
         if self.has_header_params
-            && let Err(why) = header_params::check(object)
+            && let Some(why) = params::fault_of(schema)
         {
-            return Some(why);
+            return Some(format!("cannot be followed: {why}"));
         }
         self.fault_of(schema)
     }

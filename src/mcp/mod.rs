@@ -4,18 +4,25 @@ mod asks;
 mod attempt;
 mod body;
 mod catalog;
+mod client;
 mod connection;
 mod counted;
 pub mod demo;
-mod header_params;
+mod ears;
+mod era;
+mod handshake;
+mod listen;
 mod listening;
 mod listing;
 mod outcome;
 mod outline;
+mod params;
 mod pool;
+mod progress;
 pub mod schemas;
 mod shape;
 mod sight;
+mod task;
 mod transport;
 mod wire;
 
@@ -33,7 +40,9 @@ use crate::run::spec::Timeouts;
 pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
+pub use progress::ProgressSink;
 pub use sight::Sighting;
+pub use task::TaskRequest;
 
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
@@ -82,6 +91,10 @@ pub struct ToolRequest {
     pub meta: Map<String, Value>,
     /// Sent as the header `Idempotency-Key` of this request.
     pub idempotency_key: String,
+    /// The tool's schema of its arguments, as the server gave it: it may want some of them in headers too.
+    pub input_schema: Value,
+    /// Hears how far the call has come.
+    pub progress: ProgressSink,
     /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
     pub output_schema: Option<Value>,
     /// Whether the call may still leave.

@@ -26,6 +26,8 @@
 //!
 //! A JSON-RPC error in a 2xx is *answered* even for the codes that mean "not executed" (unknown method, invalid
 //! parameters): either way nothing is repeated, and the model is told the text.
+//!
+//! A result that names a *task* is no end at all: the call is deferred, and `task.rs` asks for its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +38,7 @@ use super::asks;
 use super::attempt::{HttpRefusal, Stage};
 use super::schemas::Schema;
 use super::shape::{Excess, MAX_BLOCKS};
+use crate::run::call::Task;
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
@@ -44,6 +47,9 @@ use crate::run::tool_result;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 /// Longest text of a server's error that is handed on, in characters.
 const MESSAGE_MAX: usize = 4_000;
+
+/// Longest name of a task that is kept, in bytes.
+const TASK_ID_MAX: usize = 4_096;
 
 /// Why the wait for an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,8 +147,8 @@ fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
         return too_large(Excess::Blocks);
     }
     match output.get("resultType").and_then(Value::as_str) {
-        // The server started something in the background and only promises its end.
-        Some("task") => return Outcome::Unknown(Cause::LostResponse),
+        // The server goes on by itself. Without a name nobody can ask it for the end.
+        Some("task") => return task_of(&output).map_or(Outcome::Unknown(Cause::LostResponse), Outcome::Deferred),
         // The server did what it could without the replies, and wants the same call again with them.
         Some("input_required") => {
             return match asks::questions(&output) {
@@ -161,6 +167,17 @@ fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
+}
+
+/// The work that a server named instead of a result.
+fn task_of(output: &Value) -> Option<Task> {
+    let id = output.get("taskId").and_then(Value::as_str).filter(|id| (1..=TASK_ID_MAX).contains(&id.len()))?;
+    Some(Task { id: id.to_owned(), poll_ms: poll_ms(output) })
+}
+
+/// How long a server wants to be left alone between two questions about a task.
+pub(super) fn poll_ms(output: &Value) -> Option<u64> {
+    output.get("pollIntervalMs").and_then(Value::as_u64)
 }
 
 fn too_large(excess: Excess) -> Outcome {
@@ -183,7 +200,7 @@ fn breaks_promise(output: &Value, promised: &Promised) -> Option<String> {
     }
 }
 
-fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
+pub(super) fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
     Outcome::Answered(Answer::Failed { error: ToolError::new(code, message), output })
 }
 

@@ -18,6 +18,7 @@ fn class(stage: Stage, ended: Ended) -> String {
         Outcome::NotSent(error) => format!("not sent {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
         Outcome::InputRequired(questions) => format!("asks {}", questions.asks.len()),
+        Outcome::Deferred(task) => format!("deferred {}", task.id),
     }
 }
 

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::catalog::Subscription;
 use super::connection::{CallLimits, Connection};
+use super::era::Eras;
 use super::outcome::{Remedy, classify};
 use super::schemas::Schemas;
 use super::{McpFault, McpTarget, PoolSettings, ToolRequest};
@@ -31,8 +32,6 @@ const REDIAL_PAUSE: Duration = Duration::from_millis(250);
 const SPREAD_MIN: Duration = Duration::from_millis(100);
 /// A handshake that failed sooner than this is tried again.
 const QUICK_FAULT: Duration = Duration::from_secs(1);
-/// Remembered eras; beyond that all are forgotten, which costs one question per server.
-const ERAS_MAX: usize = 10_000;
 
 type Key = [u8; 32];
 
@@ -40,12 +39,11 @@ type Key = [u8; 32];
 pub struct McpPool {
     http: reqwest::Client,
     egress: Egress,
-    settings: PoolSettings,
+    pub(super) settings: PoolSettings,
     slots: DashMap<Key, Arc<Slot>>,
-    /// Servers that speak only the older era: they are not asked again. By address.
-    old_era: DashMap<String, ()>,
     /// Compiled schemas of tools, for whoever checks their arguments and results.
     schemas: Arc<Schemas>,
+    eras: Arc<Eras>,
     closing: CancellationToken,
 }
 
@@ -79,8 +77,8 @@ impl McpPool {
             egress,
             settings,
             slots: DashMap::new(),
-            old_era: DashMap::new(),
             schemas: Arc::default(),
+            eras: Arc::default(),
             closing: CancellationToken::new(),
         })
     }
@@ -315,22 +313,7 @@ impl McpPool {
     }
 
     async fn open(&self, target: &McpTarget) -> Result<Connection, McpFault> {
-        let server = target.url.as_str();
-        let is_old_era = self.old_era.contains_key(server);
-        let opened = Connection::open(&self.http, &self.egress, target, self.settings, is_old_era).await;
-        match &opened {
-            Ok(connection) if connection.has_sessions() => {
-                if self.old_era.len() >= ERAS_MAX {
-                    self.old_era.clear();
-                }
-                self.old_era.insert(server.to_owned(), ());
-            }
-            // The server may have moved on since: ask it again next time.
-            Ok(_) | Err(_) => {
-                self.old_era.remove(server);
-            }
-        }
-        opened
+        Connection::open(&self.http, &self.egress, target, self.settings, &self.eras).await
     }
 }
 
@@ -349,7 +332,7 @@ impl Held {
 
 impl Lease {
     /// Takes the connection out of the pool; calls that are out on it go on.
-    async fn drop_connection(&self) {
+    pub(super) async fn drop_connection(&self) {
         self.connection.retire();
         let mut held = self.slot.held.lock().await;
         if held.connection.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, &self.connection)) {

@@ -11,13 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use parking_lot::Mutex;
 use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
-use rmcp::transport::streamable_http_client::{
-    SseError, StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
-};
+use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::{Value, json};
 use sse_stream::Sse;
 use url::Url;
@@ -25,13 +23,15 @@ use url::Url;
 use super::AskDoor;
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::body::{self, BodyFault};
-use super::listening::Listening;
+use super::ears::Ears;
+use super::listening::{Listening, Watch};
 use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, Post, Posted, SESSION, TransportFault, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, retry_after, says_session_lost,
+    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, describe,
+    error_text, fault, header_text, headers_of, id_text, is_kind, own_headers, retry_after, says_other_era,
+    says_session_lost,
 };
 use crate::failpoint;
 use crate::net::Egress;
@@ -40,7 +40,7 @@ use crate::net::Egress;
 const ERROR_PREFIX: usize = 16 * 1024;
 const ERROR_PATIENCE: Duration = Duration::from_secs(2);
 
-type SseEvent = Result<Sse, SseError>;
+pub(super) type SseEvent = Result<Sse, SseError>;
 
 /// The client of one connection.
 #[derive(Clone)]
@@ -61,6 +61,10 @@ struct Shared {
     /// What the last failed request of the connection itself (handshake, listing) failed of.
     last_fault: Mutex<Option<String>>,
     session_lost: AtomicBool,
+    /// Whether the server answered anything at all.
+    answered: AtomicBool,
+    /// What the listed tools lack that nobody may be offered.
+    ears: Arc<Ears>,
     listening: Listening,
 }
 
@@ -71,6 +75,7 @@ impl TrackedClient {
         url: Url,
         max_bytes: usize,
         discover_patience: Duration,
+        ears: Arc<Ears>,
     ) -> Self {
         let shared = Shared {
             http,
@@ -82,6 +87,8 @@ impl TrackedClient {
             told: DashSet::new(),
             last_fault: Mutex::new(None),
             session_lost: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            ears,
             listening: Listening::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -104,6 +111,11 @@ impl TrackedClient {
             return calls.get(&id_text(id)).and_then(|attempt| attempt.asks().cloned());
         }
         calls.iter().filter_map(|attempt| attempt.asks().cloned()).min_by_key(|door| door.call)
+    }
+
+    /// Whether the server answered anything at all.
+    pub(super) fn was_answered(&self) -> bool {
+        self.shared.answered.load(Ordering::Acquire)
     }
 
     /// Takes a call off the table of those that are out.
@@ -136,7 +148,7 @@ impl TrackedClient {
         failpoint::pass("mcp.cancel.after");
     }
 
-    async fn post(
+    pub(super) async fn post(
         &self,
         message: ClientJsonRpcMessage,
         session: Option<Arc<str>>,
@@ -145,13 +157,16 @@ impl TrackedClient {
         if self.was_told(&message) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
-        let post = Post::of(message, session)?;
+        let mut post = Post::of(message, session)?;
+        post.is_modern = custom.contains_key(&METHOD);
+        if post.session.is_some() {
+            // The library asks for the stream of announcements as soon as there is a session.
+            self.shared.ears.expect();
+        }
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
         if let Some(attempt) = &post.attempt {
-            if let Some(key) = attempt.key() {
-                headers.insert(IDEMPOTENCY_KEY, key.clone());
-            }
+            own_headers(&mut headers, attempt.headers());
             let id = post.id.clone().unwrap_or_default();
             self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
             if !attempt.start(Route { id, headers: headers.clone() }) {
@@ -197,6 +212,7 @@ impl TrackedClient {
                 return Err(fault(text));
             }
         };
+        self.shared.answered.store(true, Ordering::Release);
         let status = response.status();
         if !status.is_success() {
             return self.refused(post, response).await;
@@ -217,7 +233,9 @@ impl TrackedClient {
         }
         let session = header_text(response.headers(), &SESSION);
         if is_kind(response.headers(), EVENT_STREAM) {
-            return Ok(StreamableHttpPostResponse::Sse(self.events(response, post.attempt.clone()), session));
+            let is_list = post.is_list;
+            let events = self.events(response, post.attempt.clone(), is_list);
+            return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         if !is_kind(response.headers(), JSON) {
             return post.unreadable("the answer is neither JSON nor an event stream");
@@ -246,17 +264,22 @@ impl TrackedClient {
         let error =
             serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
         let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
-        let session_lost = post.session.is_some() && says_session_lost(status, &prefix);
+        let code = error.as_ref().and_then(|error| error.get("code")).and_then(Value::as_i64);
+        let forgotten = post.session.is_some() && says_session_lost(status, &prefix);
+        let session_lost = !post.is_discover && (forgotten || says_other_era(post, status, code, &prefix));
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
         }
-        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message }));
+        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message, code }));
         // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
         if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Ok(post.discover_refused(error));
         }
-        if session_lost {
+        if forgotten {
             return Err(StreamableHttpError::SessionExpired);
+        }
+        if let Some(answer) = post.not_known(status, code) {
+            return Ok(answer);
         }
         Err(fault(format!("the server answered HTTP {}", status.as_u16())))
     }
@@ -269,19 +292,15 @@ impl TrackedClient {
         self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
     }
 
-    async fn listen(
+    pub(super) async fn listen(
         &self,
         session: Option<Arc<str>>,
         last_event: Option<String>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, SseEvent>, Fault> {
-        match &last_event {
-            Some(event) => {
-                if !self.shared.listening.may_resume(event) {
-                    return Err(StreamableHttpError::ServerDoesNotSupportSse);
-                }
-            }
-            None => tokio::time::sleep(self.shared.listening.pause()).await,
+        let is_first = last_event.is_none();
+        if !self.shared.listening.turn(last_event.as_deref()).await {
+            return Err(StreamableHttpError::ServerDoesNotSupportSse);
         }
         self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
         let mut headers = headers_of(custom, session.as_deref())?;
@@ -291,7 +310,11 @@ impl TrackedClient {
             headers.insert(LAST_EVENT, value);
         }
         let request = self.shared.http.get(self.shared.url.clone()).headers(headers);
-        let response = request.send().await.map_err(|error| fault(describe(&error)))?;
+        let response = request.send().await;
+        if !response.as_ref().is_ok_and(|response| response.status().is_success()) {
+            self.shared.ears.closed();
+        }
+        let response = response.map_err(|error| fault(describe(&error)))?;
         let status = response.status();
         // A client error does not go away by asking again; the library ends the stream on this error only.
         if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
@@ -300,26 +323,53 @@ impl TrackedClient {
         if !status.is_success() {
             return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
         }
-        Ok(self.events(response, None))
+        if is_first {
+            self.shared.ears.opened();
+        }
+        Ok(self.events(response, None, false))
+    }
+
+    /// Ends the session at the server.
+    pub(super) async fn delete(&self, session: &str, custom: HashMap<HeaderName, HeaderValue>) -> Result<(), Fault> {
+        // The server forgot it; telling it so again only makes noise.
+        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
+            return Ok(());
+        }
+        let headers = headers_of(custom, Some(session))?;
+        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
+            Ok(_any_status) => Ok(()),
+            Err(error) => {
+                tracing::debug!(fault = %describe(&error), "a session could not be ended");
+                Ok(())
+            }
+        }
     }
 
     /// The events of an answer: to this call, or of a stream that is listened to or resumed.
-    fn events(&self, response: reqwest::Response, own: Option<Arc<Attempt>>) -> BoxStream<'static, SseEvent> {
+    fn events(
+        &self,
+        response: reqwest::Response,
+        own: Option<Arc<Attempt>>,
+        is_list: bool,
+    ) -> BoxStream<'static, SseEvent> {
         let (observer, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
-        body::events(response, self.shared.max_bytes, move |event| observer.observe(event), overflow)
+        let events =
+            body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
+        events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
     }
 }
 
 impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
-    fn observe(&self, event: &mut Sse) -> bool {
+    fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
-            if let (None, Stage::Answered(message)) = (attempt.value().key(), &stage) {
+            if let (true, Stage::Answered(message)) = (is_list, &stage) {
                 event.data = Some(listing::readable(message).to_string());
             }
             attempt.settle(stage);
@@ -343,64 +393,5 @@ impl Shared {
             attempt.settle(Stage::TooLarge(Excess::Bytes(self.max_bytes)));
         }
         answered.is_some()
-    }
-}
-
-impl StreamableHttpClient for TrackedClient {
-    type Error = TransportFault;
-
-    async fn post_message(
-        &self,
-        _uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Posted {
-        self.post(message, session, custom).await
-    }
-
-    async fn post_message_with_response_limits(
-        &self,
-        _uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session: Option<Arc<str>>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-        _limits: StreamableHttpResponseLimits,
-    ) -> Posted {
-        self.post(message, session, custom).await
-    }
-
-    async fn delete_session(
-        &self,
-        _uri: Arc<str>,
-        session: Arc<str>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Fault> {
-        // The server forgot it; telling it so again only makes noise.
-        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
-            return Ok(());
-        }
-        let headers = headers_of(custom, Some(&session))?;
-        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
-            Ok(_any_status) => Ok(()),
-            Err(error) => {
-                tracing::debug!(fault = %describe(&error), "a session could not be ended");
-                Ok(())
-            }
-        }
-    }
-
-    async fn get_stream(
-        &self,
-        _uri: Arc<str>,
-        session: Option<Arc<str>>,
-        last_event: Option<String>,
-        _auth: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, SseEvent>, Fault> {
-        self.listen(session, last_event, custom).await
     }
 }

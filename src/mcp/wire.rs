@@ -7,19 +7,22 @@ use std::time::Duration;
 
 use chrono::DateTime;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorData, GetExtensions, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, GetExtensions, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::Value;
 use sse_stream::Sse;
 
 use super::attempt::{Attempt, Stage};
 use super::listing;
+use super::params;
 use super::shape::{self, Excess};
 use crate::failpoint;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
 pub(super) const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Stands on every request of the era without sessions, and on none of the older one.
+pub(super) const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 pub(super) const JSON: &str = "application/json";
 const BOTH_KINDS: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
@@ -37,6 +40,8 @@ pub(super) fn fault(text: impl Into<String>) -> Fault {
 }
 
 /// One message on its way out, and what must be known of it while it is.
+#[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "five facts about a message that hold independently")]
 pub(super) struct Post {
     pub(super) text: String,
     pub(super) id: Option<Value>,
@@ -44,18 +49,25 @@ pub(super) struct Post {
     pub(super) session: Option<Arc<str>>,
     pub(super) awaits_answer: bool,
     pub(super) is_discover: bool,
+    pub(super) is_listen: bool,
+    pub(super) is_list: bool,
+    /// Whether it is a request of the era without sessions.
+    pub(super) is_modern: bool,
 }
 
 impl Post {
     pub(super) fn of(message: ClientJsonRpcMessage, session: Option<Arc<str>>) -> Result<Self, Fault> {
         let text = serde_json::to_string(&message)?;
-        let (mut id, mut attempt, mut is_discover) = (None, None, false);
+        let mut post = Self { text, session, ..Self::default() };
         if let ClientJsonRpcMessage::Request(request) = &message {
-            id = Some(request.id.clone().into_json_value());
-            attempt = request.request.extensions().get::<Arc<Attempt>>().map(Arc::clone);
-            is_discover = matches!(request.request, ClientRequest::DiscoverRequest(_));
+            post.awaits_answer = true;
+            post.id = Some(request.id.clone().into_json_value());
+            post.attempt = request.request.extensions().get::<Arc<Attempt>>().map(Arc::clone);
+            post.is_discover = matches!(request.request, ClientRequest::DiscoverRequest(_));
+            post.is_listen = matches!(request.request, ClientRequest::SubscriptionsListenRequest(_));
+            post.is_list = matches!(request.request, ClientRequest::ListToolsRequest(_));
         }
-        Ok(Self { text, awaits_answer: id.is_some(), id, attempt, session, is_discover })
+        Ok(post)
     }
 
     /// Whether a message with that id answers this request.
@@ -65,7 +77,7 @@ impl Post {
 
     /// Whether it calls a tool.
     pub(super) fn is_call(&self) -> bool {
-        self.attempt.as_ref().is_some_and(|attempt| attempt.key().is_some())
+        self.attempt.as_ref().is_some_and(|attempt| attempt.is_call())
     }
 
     pub(super) fn settle(&self, stage: Stage) {
@@ -114,7 +126,7 @@ impl Post {
             object.insert("id".to_owned(), ours);
         }
         self.settle(Stage::Answered(value.clone()));
-        if self.attempt.is_some() && !self.is_call() {
+        if self.is_list {
             value = listing::readable(&value);
         }
         let message = serde_json::from_value::<ServerJsonRpcMessage>(value)
@@ -134,14 +146,22 @@ impl Post {
     /// The server refused `server/discover`: its own error when there is one, else one that means "old era".
     pub(super) fn discover_refused(&self, error: Option<Value>) -> StreamableHttpPostResponse {
         let error = error.and_then(|error| serde_json::from_value::<ErrorData>(error).ok());
-        error.map_or_else(|| self.old_era("server/discover was refused"), |error| self.discover_error(error))
+        error.map_or_else(|| self.old_era("server/discover was refused"), |error| self.error_answer(error))
     }
 
     pub(super) fn old_era(&self, why: &'static str) -> StreamableHttpPostResponse {
-        self.discover_error(ErrorData::invalid_request(why, None))
+        self.error_answer(ErrorData::invalid_request(why, None))
     }
 
-    pub(super) fn discover_error(&self, error: ErrorData) -> StreamableHttpPostResponse {
+    /// The answer to a question that the server does not know, whatever the status that comes with it.
+    pub(super) fn not_known(&self, status: StatusCode, code: Option<i64>) -> Option<StreamableHttpPostResponse> {
+        let is_deaf = self.is_listen && matches!(status.as_u16(), 400 | 404 | 405);
+        let is_unknown = (self.is_listen || self.is_list) && code == Some(ErrorCode::METHOD_NOT_FOUND.0.into());
+        let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "the server does not know the method", None);
+        (is_deaf || is_unknown).then(|| self.error_answer(error))
+    }
+
+    pub(super) fn error_answer(&self, error: ErrorData) -> StreamableHttpPostResponse {
         let id = self.id.clone().and_then(|id| serde_json::from_value(id).ok());
         StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, id), None)
     }
@@ -171,6 +191,17 @@ pub(super) fn headers_of(custom: HashMap<HeaderName, HeaderValue>, session: Opti
         headers.insert(SESSION, value);
     }
     Ok(headers)
+}
+
+/// Adds the headers of one request; the parameters of a tool only where the server knows such headers, and where the
+/// protocol library did not set them by the schema that the server listed last.
+pub(super) fn own_headers(headers: &mut HeaderMap, own: &HeaderMap) {
+    let is_modern = headers.contains_key(METHOD);
+    for (name, value) in own {
+        if (is_modern || !name.as_str().starts_with(params::PREFIX)) && !headers.contains_key(name) {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
 }
 
 pub(super) fn header_text(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
@@ -207,6 +238,22 @@ pub(super) fn says_session_lost(status: StatusCode, body: &[u8]) -> bool {
         }
         _ => false,
     }
+}
+
+/// The codes of 2026-07-28 for a request that is not of it: headers that are missing or differ, a capability that is
+/// not declared, a revision that is not spoken.
+const OTHER_ERA: std::ops::RangeInclusive<i64> = -32_022..=-32_020;
+
+/// Whether a server turned a request down because it speaks another era by now than when the connection was made. Such a
+/// request was not executed, and a new handshake finds the era again.
+pub(super) fn says_other_era(post: &Post, status: StatusCode, code: Option<i64>, body: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(body).to_ascii_lowercase();
+    let is_other = if post.is_modern {
+        code == Some(*OTHER_ERA.start()) || text.contains("session") || text.contains("not initialized")
+    } else {
+        code.is_some_and(|code| OTHER_ERA.contains(&code)) || text.contains("_meta") || text.contains("protocolversion")
+    };
+    status == StatusCode::BAD_REQUEST && is_other
 }
 
 /// The innermost cause in words, without the URL (its query may carry what must not be shown).

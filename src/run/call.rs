@@ -42,6 +42,16 @@ pub struct CallTarget {
     pub replay: bool,
 }
 
+/// Work that a server goes on with by itself: it is asked for its end, and the call is not repeated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// The server's name of it.
+    pub id: String,
+    /// How long the server wants to be left alone between two questions, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_ms: Option<u64>,
+}
+
 /// What is true of a call now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "kebab-case")]
@@ -132,6 +142,8 @@ pub struct Call {
     pub attempt: u32,
     /// What its server asked in its last round, with the replies: what the next attempt carries.
     pub asked: Option<Box<Asked>>,
+    /// The work that the server began for the last attempt, when it named one.
+    pub task: Option<Task>,
     /// What is true of it now.
     pub stage: Stage,
     /// Who decided last how it goes on, when somebody did.
@@ -151,6 +163,19 @@ impl Call {
                 }
         });
         harmless && self.attempt < MAX_ATTEMPTS
+    }
+
+    /// Whether its server goes on with it by itself, and can be asked for the end by whoever drives the run.
+    pub fn is_deferred(&self) -> bool {
+        match &self.stage {
+            Stage::Executing { .. } => self.task.is_some(),
+            Stage::Rejected { .. }
+            | Stage::Pending
+            | Stage::Waiting { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. }
+            | Stage::Indeterminate { .. } => false,
+        }
     }
 
     /// Whether only a person can say how the call goes on.

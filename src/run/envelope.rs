@@ -155,6 +155,11 @@ impl Envelope {
         self.calls.iter().any(|call| matches!(call.stage, Stage::Executing { .. }))
     }
 
+    /// Whether a server goes on by itself with a call of the run.
+    pub fn has_deferred(&self) -> bool {
+        self.calls.iter().any(Call::is_deferred)
+    }
+
     /// The limits that hold now.
     pub fn limits(&self) -> &Limits {
         self.head.limits(&self.spec)

@@ -1,7 +1,7 @@
 //! What readers are told, in the order in which it became true. Committed before it is sent.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Number, Value};
 use utoipa::ToSchema;
 
 use super::ask::{Input, InputAnswered};
@@ -65,6 +65,16 @@ pub enum EventBody {
         tool: String,
         /// How often the call was sent, this time included.
         attempt: u32,
+    },
+    /// A backend said how far a call has come.
+    ToolProgress {
+        /// The turn.
+        turn: u32,
+        /// The call's label.
+        call_id: CallId,
+        /// How far.
+        #[serde(flatten)]
+        progress: Progress,
     },
     /// A call settled, or its outcome is unknown.
     ToolOutput {
@@ -190,6 +200,7 @@ impl EventBody {
             Self::TurnStarted { .. } => "turn-started",
             Self::Part { .. } => "part",
             Self::ToolStarted { .. } => "tool-started",
+            Self::ToolProgress { .. } => "tool-progress",
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
@@ -247,6 +258,21 @@ pub enum Part {
         /// Why.
         error: RunError,
     },
+}
+
+/// How far a call has come, in the backend's own unit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// What is done.
+    #[schema(value_type = f64)]
+    pub progress: Number,
+    /// What there is to do, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub total: Option<Number>,
+    /// The same in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// A call that waits for a person.

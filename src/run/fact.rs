@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
-use super::event::Part;
+use super::event::{Part, Progress};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Outcome, ToolError};
@@ -68,6 +68,11 @@ pub enum Fact {
         key: CallKey,
         /// How.
         outcome: Outcome,
+    },
+    /// Backends said how far calls have come that are out.
+    CallsProgressed {
+        /// Which, and how far.
+        calls: Vec<(CallKey, Progress)>,
     },
     /// There is room for calls that wait for it.
     RoomCame,

@@ -1,11 +1,13 @@
-//! The three ways a call can end. The whole effect rule hangs on this distinction: what was *not sent* may be sent,
-//! what was *answered* is settled, and what is *unknown* is never repeated without a right to do so.
+//! The ways an attempt of a call can end. The whole effect rule hangs on this distinction: what was *not sent* may be sent,
+//! what was *answered* is settled, and what is *unknown* is never repeated without a right to do so. What is *deferred* has not ended:
+//! its server names a task, and that name is kept in the receipt, so that whoever drives the run next can ask.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::ask::Questions;
+use super::call::Task;
 
 /// How one attempt of a call ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,8 @@ pub enum Outcome {
     Unknown(Cause),
     /// The server answered with questions: it goes on once the same call comes again with the replies.
     InputRequired(Box<Questions>),
+    /// The server goes on with it by itself and is to be asked for the end.
+    Deferred(Task),
 }
 
 /// What a backend answered.

@@ -32,8 +32,8 @@ pub fn next(envelope: &Envelope) -> Step {
         }
         Status::Queued | Status::Running => match envelope.leg {
             Leg::Outside => Step::BeginLeg,
+            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
             Leg::CheckingCatalog => Step::CheckCatalog,
-            Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_sample() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
             Leg::Working if envelope.announced => Step::RefreshCatalog,

@@ -97,7 +97,8 @@ impl Redactor {
                     *ask = clean;
                 }
             }
-            Outcome::Unknown(_) => {}
+            // A name of the server's own making, which must go back as it is.
+            Outcome::Deferred(_) | Outcome::Unknown(_) => {}
         }
         outcome
     }

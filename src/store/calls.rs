@@ -8,7 +8,7 @@ use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
 use super::codec::{DEPTH, corrupt, decode, encode, json_text, json_value, readable};
 use super::{FoundCall, StoreError};
 use crate::run::ask::Asked;
-use crate::run::call::{Call, CallTarget, Stage};
+use crate::run::call::{Call, CallTarget, Stage, Task};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::time::Timestamp;
@@ -24,6 +24,8 @@ struct CallDocument {
     attempt: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<Box<Asked>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Task>,
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
@@ -81,6 +83,7 @@ impl CallRow {
             target: call.target.clone(),
             attempt: call.attempt,
             asked: call.asked.clone(),
+            task: call.task.clone(),
             stage,
             decided_by: call.decided_by.clone(),
             created_at: call.created_at,
@@ -210,6 +213,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         target: document.target,
         attempt: document.attempt,
         asked: document.asked,
+        task: document.task,
         decided_by: document.decided_by,
         stage,
         created_at: document.created_at,

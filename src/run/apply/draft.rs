@@ -1,7 +1,7 @@
 //! A commit while it is written: every change of the envelope leaves its row or its event here.
 
 use crate::run::binding::{Binding, Drift, Warning};
-use crate::run::call::{Call, Stage};
+use crate::run::call::{Call, Stage, Task};
 use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{Event, EventBody, Part};
@@ -103,6 +103,7 @@ impl<'a> Draft<'a> {
             if !goes_on {
                 call.attempt = call.attempt.saturating_add(1);
             }
+            call.task = None;
             let (turn, call_id, tool, attempt) = (key.turn, call.call_id.clone(), call.tool.clone(), call.attempt);
             self.sends.push(key);
             self.event(EventBody::ToolStarted { turn, call_id, tool, attempt });
@@ -114,6 +115,14 @@ impl<'a> Draft<'a> {
         if !self.made.contains(&key) && !self.moved.contains(&key) {
             self.moved.push(key);
         }
+    }
+
+    /// Keeps the name of the work that the server goes on with; the call stays `executing`.
+    pub(super) fn defer(&mut self, key: CallKey, task: Task) {
+        let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
+        call.task = Some(task);
+        let stage = call.stage.clone();
+        self.move_call(key, stage);
     }
 
     pub(super) fn bind(&mut self, binding: Binding) {

@@ -80,6 +80,9 @@ pub(super) fn closed(
     let Some(open) = envelope.head.state.asks.open.iter().find(|open| open.input.input_id == input_id).cloned() else {
         return Err(Refusal::AlreadyAnswered);
     };
+    if open.question.is_some() {
+        return Err(Refusal::Impossible("a question that is kept waits for its answer"));
+    }
     let mut draft = Draft::new(envelope, now);
     draft.end_input(&open, InputAction::Cancel, None, Some(reason));
     Ok(draft.commit())
@@ -117,6 +120,8 @@ pub(super) fn required(draft: &mut Draft<'_>, key: CallKey, questions: Questions
         };
         kept.insert(name, Question { ask, reply });
     }
+    // The call is answered: what its server asked while it was out ends with that.
+    draft.end_asks(key);
     draft.keep_asked(key, kept, state);
     let since = draft.now;
     draft.move_call(key, Stage::Waiting { since });

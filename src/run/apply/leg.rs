@@ -3,6 +3,7 @@
 //! **Recovery.** A leg begins the same way whether its run is new, resumed, or was left by a node that died. It looks
 //! at the receipts before it contacts anyone: a call that was `executing` when its owner died may have had its effect.
 //! It becomes `indeterminate`; where it may not be repeated the run waits for a person, and nothing of its turn is sent.
+//! A call whose server named a task is no such call: it stays `executing`, and the server is asked before anything else.
 
 use super::draft::Draft;
 use super::{inputs, proceed, settle};
@@ -40,7 +41,7 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         draft.fail(RunError::new("poisoned", message));
         return Ok(draft.commit());
     }
-    interrupt(&mut draft, Cause::Crash);
+    interrupt(&mut draft, Cause::Crash, |call| !call.is_deferred());
     if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
@@ -71,12 +72,12 @@ fn needs_catalog(envelope: &Envelope) -> bool {
 }
 
 /// Calls that were out and have no answer: nobody knows whether they had their effect.
-fn interrupt(draft: &mut Draft<'_>, cause: Cause) {
+fn interrupt(draft: &mut Draft<'_>, cause: Cause, is_lost: impl Fn(&Call) -> bool) {
     let out: Vec<CallKey> = draft
         .envelope
         .calls
         .iter()
-        .filter(|call| matches!(call.stage, Stage::Executing { .. }))
+        .filter(|call| matches!(call.stage, Stage::Executing { .. }) && is_lost(call))
         .map(|call| call.key)
         .collect();
     for key in out {
@@ -111,7 +112,7 @@ pub(super) fn catalog_unreadable(envelope: &mut Envelope, message: String, now: 
 
 fn require_checking(envelope: &Envelope) -> Result<(), Refusal> {
     match (envelope.head.status, envelope.leg) {
-        (Status::Running, Leg::CheckingCatalog) => Ok(()),
+        (Status::Running, Leg::CheckingCatalog) if !envelope.has_executing() => Ok(()),
         (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
             Err(Refusal::Impossible("no catalog was asked for"))
         }
@@ -135,7 +136,7 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
     let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;
-    interrupt(draft, cause);
+    interrupt(draft, cause, |_| true);
     for call in &waiting {
         draft.event(settle::ended(call, None));
     }

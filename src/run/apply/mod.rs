@@ -44,6 +44,7 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
+        Fact::CallsProgressed { calls } => settle::calls_progressed(envelope, calls, now),
         Fact::RoomCame => proceed::room_came(envelope, now),
         Fact::TurnUnstorable { usage } => turn::unstorable(envelope, usage, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),

@@ -5,7 +5,7 @@ use super::{inputs, proceed};
 use crate::run::call::{Call, MAX_ATTEMPTS, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
-use crate::run::event::EventBody;
+use crate::run::event::{EventBody, Progress};
 use crate::run::ids::CallKey;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::refusal::Refusal;
@@ -19,8 +19,9 @@ pub(super) fn call_ended(
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
     match envelope.leg {
-        Leg::Working | Leg::Cancelling => {}
-        Leg::Outside | Leg::CheckingCatalog => return Err(Refusal::Impossible("no leg is working")),
+        // What a server goes on with by itself is asked for before catalogs are compared.
+        Leg::Working | Leg::Cancelling | Leg::CheckingCatalog => {}
+        Leg::Outside => return Err(Refusal::Impossible("no leg is working")),
     }
     let executing = envelope.calls.iter().any(|call| call.key == key && matches!(call.stage, Stage::Executing { .. }));
     if !executing {
@@ -36,11 +37,44 @@ pub(super) fn call_ended(
         Outcome::NotSent(error) => fail(&mut draft, key, error, None),
         Outcome::Unknown(cause) => lose(&mut draft, key, cause),
         Outcome::InputRequired(questions) => inputs::required(&mut draft, key, *questions),
+        Outcome::Deferred(task) => draft.defer(key, task),
     }
-    if draft.envelope.leg == Leg::Working {
-        proceed::proceed(&mut draft);
+    go_on(&mut draft);
+    Ok(draft.commit())
+}
+
+/// Tells readers how far calls have come. It changes nothing of the run: a server that only says that it works on is no
+/// reason to believe that a run which kills its nodes goes well.
+pub(super) fn calls_progressed(
+    envelope: &mut Envelope,
+    calls: Vec<(CallKey, Progress)>,
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
+    let is_out = |key: CallKey| {
+        envelope.calls.iter().any(|call| call.key == key && matches!(call.stage, Stage::Executing { .. }))
+    };
+    if calls.is_empty() || envelope.leg == Leg::Outside || !calls.iter().all(|(key, _)| is_out(*key)) {
+        return Err(Refusal::Impossible("only a call that is out has progress"));
+    }
+    let mut draft = Draft::new(envelope, now);
+    for (key, progress) in calls {
+        if let Some(call_id) = draft.envelope.calls.iter().find(|call| call.key == key).map(|call| call.call_id.clone())
+        {
+            draft.event(EventBody::ToolProgress { turn: key.turn, call_id, progress });
+        }
     }
     Ok(draft.commit())
+}
+
+fn go_on(draft: &mut Draft<'_>) {
+    let envelope = &mut *draft.envelope;
+    // A run that must wait for a person sends nothing, whatever its servers list by now.
+    if envelope.leg == Leg::CheckingCatalog && !envelope.has_executing() && envelope.undecided().next().is_some() {
+        envelope.leg = Leg::Working;
+    }
+    if envelope.leg == Leg::Working {
+        proceed::proceed(draft);
+    }
 }
 
 fn is_repeat(draft: &Draft<'_>, key: CallKey) -> bool {

@@ -131,6 +131,7 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 target,
                 attempt: 0,
                 asked: None,
+                task: None,
                 stage,
                 decided_by: None,
                 created_at: now,

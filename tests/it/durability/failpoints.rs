@@ -44,6 +44,13 @@ const DRAIN: Scenario = Scenario { name: "a graceful stop", status: "completed",
 
 const REFRESH: Scenario =
     Scenario { name: "a catalog that changes", status: "completed", receipts: 2, body: changing, act: accept };
+const TASK: Scenario = Scenario {
+    name: "a charge that its server goes on with",
+    status: "completed",
+    receipts: 1,
+    body: task,
+    act: settle,
+};
 
 fn run(script: Value, fake: &FakeMcp) -> Value {
     fake.on_list(|_| Reply::Result(json!({"tools": [tool("charge"), tool("look")]})));
@@ -78,6 +85,27 @@ pub(super) fn reset(fake: &FakeMcp) -> Value {
     let lost = std::sync::atomic::AtomicBool::new(false);
     fake.on_call(move |_| {
         if lost.swap(true, std::sync::atomic::Ordering::SeqCst) { Reply::text("charged") } else { Reply::Reset }
+    });
+    charge(fake)
+}
+
+/// Each call becomes a task, which has ended when it is asked for the second time.
+fn task(fake: &FakeMcp) -> Value {
+    fake.be_modern(true);
+    let begun = std::sync::atomic::AtomicU64::new(0);
+    fake.on_call(move |_| {
+        let id = format!("t-{}", begun.fetch_add(1, std::sync::atomic::Ordering::SeqCst));
+        Reply::Result(json!({"resultType": "task", "taskId": id, "status": "working", "pollIntervalMs": 100}))
+    });
+    let asked = parking_lot::Mutex::new(std::collections::HashSet::new());
+    fake.on("tasks/get", move |seen| {
+        let id = seen.body["params"]["taskId"].as_str().unwrap().to_owned();
+        let mut state = json!({"resultType": "complete", "taskId": id, "status": "working", "pollIntervalMs": 100});
+        if !asked.lock().insert(id) {
+            state["status"] = json!("completed");
+            state["result"] = json!({"content": [{"type": "text", "text": "charged"}]});
+        }
+        Reply::Result(state)
     });
     charge(fake)
 }
@@ -348,4 +376,14 @@ async fn b076_a_catalog_that_changes_survives_a_death_at_every_point_on_postgres
 #[tokio::test]
 async fn a_graceful_stop_survives_a_death_at_every_point_on_sqlite() {
     sweep(DRAIN, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn b218_a_task_survives_a_death_at_every_point_on_sqlite() {
+    sweep(TASK, Kind::Sqlite).await;
+}
+
+#[tokio::test]
+async fn b218_a_task_survives_a_death_at_every_point_on_postgres() {
+    sweep(TASK, Kind::Postgres).await;
 }

@@ -14,6 +14,7 @@ mod silence;
 mod site;
 mod soak;
 mod takeover;
+mod tasks;
 mod writes;
 
 use std::sync::Arc;

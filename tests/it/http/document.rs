@@ -92,6 +92,7 @@ fn body_of(operation: &Operation) -> Body {
     match operation.id.as_str() {
         "run_create" => Body::from(says("hi").to_string()),
         "call_reconcile" => Body::from(r#"{"resolution":"retry"}"#),
+        "input_answer" => Body::from(r#"{"action":"decline"}"#),
         "server_put" => Body::from(r#"{"url":"http://127.0.0.1:9/mcp"}"#),
         "secret_put" => Body::from(r#"{"value":"hunter2!","hosts":["a.example"]}"#),
         _ => Body::from("{}"),

@@ -5,15 +5,18 @@ mod catalog;
 mod deaf;
 mod demo;
 mod limits;
+mod modern;
 mod outcomes;
 mod pool;
 mod real;
+mod sessions;
+mod tasks;
 mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{MayLeave, McpPool, McpTarget, Offers, PoolSettings, ToolRequest};
+use countersign::mcp::{MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -64,6 +67,8 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         arguments: object(arguments),
         meta: object(meta),
         idempotency_key: "key-1".to_owned(),
+        input_schema: json!({}),
+        progress: ProgressSink::none(),
         output_schema: None,
         may_leave: MayLeave::new(|| true),
         asks: None,
@@ -87,5 +92,6 @@ pub(crate) fn class(outcome: &Outcome) -> String {
         Outcome::NotSent(error) => format!("not sent {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
         Outcome::InputRequired(questions) => format!("asks {}", questions.asks.len()),
+        Outcome::Deferred(task) => format!("deferred {}", task.id),
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{acme, charge, class, object, pool, target};
-use crate::support::counterparts::{everything, ledger_lines, ledger_server};
+use crate::support::counterparts::{everything, ledger_lines, ledger_server, listen_server, resumable_server};
 use crate::support::process::{Process, testworld};
 
 const FRESH: Duration = Duration::from_mins(1);
@@ -94,7 +94,7 @@ async fn fastmcp_executes_each_call_once_and_sees_its_key() {
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
     let catalog = pool.catalog(&acme(), &target, FRESH).await.unwrap();
     let names: Vec<&str> = catalog.tools.iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["charge", "lookup_order", "slow", "fail"]);
+    assert_eq!(names, ["charge", "lookup_order", "slow", "ask", "fail"]);
     assert_eq!(catalog.tools[0].description.as_deref(), Some("Charge the card on file."));
 
     let charged = output(call(&pool, &target, "charge", json!({ "amount": 5 })).await);
@@ -144,4 +144,35 @@ async fn progress_of_a_fastmcp_tool_keeps_a_call_alive_past_its_idle_limit() {
     target.timeouts.call_total_ms = 1_000;
     let cut = call(&pool, &target, "slow", json!({ "ms": 3_500 })).await;
     assert_eq!(class(&cut), "unknown time-out");
+}
+
+#[tokio::test]
+async fn a_change_that_a_server_of_the_newer_era_announces_is_heard_of() {
+    let Some(server) = listen_server().await else { return };
+    let (pool, target) = (pool(), patient(&server.url("/mcp")));
+    let names = || async {
+        let catalog = pool.catalog(&acme(), &target, Duration::from_hours(1)).await.unwrap();
+        catalog.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names().await, ["echo", "grow"]);
+    let grown = output(call(&pool, &target, "grow", json!({ "name": "more" })).await);
+    assert_eq!(model_text(&grown)["result"], "added more");
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+    while names().await != ["echo", "grow", "more"] {
+        assert!(tokio::time::Instant::now() < deadline, "the change is not heard of");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    pool.close().await;
+}
+
+#[tokio::test]
+async fn a_fastmcp_call_whose_stream_is_closed_half_way_is_answered_and_executed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let ledger = folder.path().join("ledger.jsonl");
+    let Some(server) = resumable_server(&ledger).await else { return };
+    let (pool, target) = (pool(), patient(&server.url("/mcp")));
+    let answer = output(call(&pool, &target, "drop", json!({ "ms": 800 })).await);
+    assert_eq!(model_text(&answer)["result"], "survived the drop");
+    assert_eq!(ledger_lines(&ledger).len(), 1);
+    pool.close().await;
 }

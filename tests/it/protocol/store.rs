@@ -49,7 +49,7 @@ fn look(run: &Envelope) -> u64 {
             Stage::Indeterminate { cause, authorized, .. } => Some((cause, authorized)),
             _ => None,
         };
-        (call.key, call.attempt, call.stage.code(), doubt).hash(&mut hasher);
+        (call.key, call.attempt, call.stage.code(), doubt, call.task.is_some()).hash(&mut hasher);
     }
     hasher.finish()
 }

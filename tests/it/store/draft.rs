@@ -180,6 +180,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         }),
         attempt: 1,
         asked: None,
+        task: None,
         decided_by: None,
         stage,
         created_at: at(0),

@@ -31,6 +31,38 @@ pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
     Some(Process::start(command).await)
 }
 
+/// A FastMCP server whose streams can be resumed, and that writes the same ledger.
+pub(crate) async fn resumable_server(ledger: &Path) -> Option<Process> {
+    Some(bench(testworld("py/bin/python")?, ledger, "--event-store").await)
+}
+
+/// A FastMCP server that goes on with `slow_charge` by itself.
+pub(crate) async fn task_server(ledger: &Path) -> Option<Process> {
+    Some(bench(testworld("py-tasks/bin/python")?, ledger, "--tasks").await)
+}
+
+async fn bench(python: PathBuf, ledger: &Path, option: &str) -> Process {
+    let script = world("bench_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string(), option, "--ledger"]).arg(ledger);
+        command
+    };
+    Process::start(command).await
+}
+
+/// A server by the official Python SDK that tells changes of its tools.
+pub(crate) async fn listen_server() -> Option<Process> {
+    let python = testworld("py/bin/python")?;
+    let script = world("listen_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string()]);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
 /// What the ledger server really did.
 pub(crate) fn ledger_lines(ledger: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(ledger).unwrap_or_default();

@@ -106,6 +106,7 @@ struct State {
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
+    others: Mutex<HashMap<&'static str, Script>>,
     announced: watch::Sender<u32>,
 }
 
@@ -145,6 +146,7 @@ impl FakeMcp {
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+            others: Mutex::default(),
             announced: watch::Sender::new(0),
         });
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -196,6 +198,11 @@ impl FakeMcp {
     /// How a stream request (GET) is answered from now on.
     pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
         *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// How any other method is answered from now on, whatever the era.
+    pub(crate) fn on(&self, method: &'static str, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
+        self.state.others.lock().insert(method, Box::new(script));
     }
 
     /// Speaks the era without sessions from now on, and no other; or the older one again.
@@ -341,6 +348,9 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
 
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    if let Some(script) = state.others.lock().get(seen.rpc()) {
+        return (script(seen), None);
+    }
     if state.is_modern.load(Ordering::SeqCst) {
         return (modern(state, seen), None);
     }

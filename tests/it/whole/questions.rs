@@ -35,7 +35,8 @@ async fn outputs(node: &Product, id: &str) -> String {
 #[tokio::test]
 async fn the_reference_server_gets_a_sample_and_what_people_answer() {
     let Some(server) = everything().await else { return };
-    let node = Product::start(&Database::sqlite().await).await;
+    let database = Database::sqlite().await;
+    let node = Product::start(&database).await;
     let model = json!({ "provider": "scripted", "name": "small", "script": [{ "text": "A sampled answer." }] });
     let entry = json!({
         "url": server.url("/mcp"), "elicitation": "ask", "sampling": { "model": model, "max_tokens": 1000 },
@@ -73,7 +74,8 @@ async fn fastmcp_goes_on_in_the_newer_era_once_it_has_its_answer_back() {
     let folder = tempfile::tempdir().unwrap();
     let ledger = folder.path().join("ledger");
     let Some(server) = ledger_server(&ledger).await else { return };
-    let node = Product::start(&Database::sqlite().await).await;
+    let database = Database::sqlite().await;
+    let node = Product::start(&database).await;
     let entry = json!({
         "url": server.url("/mcp"), "elicitation": "ask", "timeouts": { "connect_ms": 30_000, "call_ms": 30_000 },
     });

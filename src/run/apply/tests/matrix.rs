@@ -25,6 +25,7 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let asked = begun();
     let calling = after(asked.clone(), vec![ended(&asked, turn("", &[("call_1", "charge")]))]);
     let crashed = reloaded(&calling);
+    let left = after(calling.clone(), vec![deferred(key(1, 0))]);
     let full = Envelope { room: 0, ..asked.clone() };
     let roomless = after(full.clone(), vec![ended(&full, turn("", &[("call_1", "charge")]))]);
     let held = after(crashed.clone(), vec![Fact::LegBegan]);
@@ -45,6 +46,9 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("calling", calling.clone()),
         ("announced while calling", Envelope { announced: true, ..calling.clone() }),
         ("crashed while calling", crashed),
+        ("deferred", left.clone()),
+        ("crashed while deferred", reloaded(&left)),
+        ("asking for what was left", after(reloaded(&left), vec![Fact::LegBegan])),
         ("no room", roomless.clone()),
         ("room", Envelope { room: 1, ..roomless.clone() }),
         ("crashed without room", reloaded(&roomless)),
@@ -79,6 +83,8 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("model failed", Fact::ModelFailed { error: error(), retry: false }),
         ("call done", done(key(1, 0))),
         ("call lost", unknown(key(1, 0))),
+        ("call deferred", deferred(key(1, 0))),
+        ("call progressed", progressed(key(1, 0))),
         ("room came", Fact::RoomCame),
         ("turn unstorable", Fact::TurnUnstorable { usage: turn("", &[]).usage }),
         ("resumed", resume(run, &[])),

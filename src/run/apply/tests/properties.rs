@@ -165,7 +165,11 @@ impl World {
             Step::AwaitCalls => {
                 let out: Vec<CallKey> = self.executing();
                 let key = out[pick % out.len()];
-                let fact = if pick.is_multiple_of(5) { unknown(key) } else { done(key) };
+                let fact = match pick % 5 {
+                    0 => unknown(key),
+                    2 => deferred(key),
+                    _ => done(key),
+                };
                 self.step(fact, dies);
             }
             Step::Cancel => self.step(Fact::Cancelled, dies),

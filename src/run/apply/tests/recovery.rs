@@ -334,3 +334,78 @@ fn a_resume_that_decides_only_some_calls_keeps_its_decision_and_its_entries() {
     apply(&mut run, fact, NOW).unwrap();
     assert_eq!((run.head.status, run.binding.revision), (Status::Queued, 2));
 }
+
+#[test]
+fn b218_a_call_whose_server_named_a_task_is_asked_for_before_anything_else() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "charge"), ("call_2", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let keys: Vec<_> = run.calls.iter().map(|call| call.key).collect();
+    let commit = apply(&mut run, deferred(keys[0]), NOW).unwrap();
+    assert_eq!(commit.calls_moved[0].task.as_ref().unwrap().id, "task-1-0", "the name is kept before it is waited for");
+    assert!(commit.sends.is_empty() && commit.events.is_empty());
+    let mut run = reloaded(&run);
+    let commit = apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    // The other had no task: it is held. Neither is sent, and the run is not suspended while somebody can be asked.
+    assert_eq!(kinds(&commit), ["run-status", "tool-output"]);
+    assert_eq!((commit.sends.len(), next(&run)), (0, Step::AwaitCalls));
+    let commit = apply(&mut run, done(keys[0]), NOW).unwrap();
+    assert_eq!(kinds(&commit), ["tool-output", "reconciliation-required", "run-status"]);
+    assert_eq!((run.head.status, run.undecided().count()), (HELD, 1));
+}
+
+#[test]
+fn b218_b223_catalogs_are_compared_once_the_end_of_a_task_is_known() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let key = run.calls[0].key;
+    apply(&mut run, deferred(key), NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    assert_eq!((run.leg, next(&run)), (Leg::CheckingCatalog, Step::AwaitCalls));
+    let early = same_catalog(&run);
+    assert!(apply(&mut run, early, NOW).is_err());
+    apply(&mut run, done(key), NOW).unwrap();
+    assert_eq!(next(&run), Step::CheckCatalog);
+    let same = same_catalog(&run);
+    let commit = apply(&mut run, same, NOW).unwrap();
+    assert_eq!((kinds(&commit), next(&run)), (vec!["turn-started"], Step::AskModel));
+}
+
+#[test]
+fn b216_b218_a_task_that_nobody_knows_any_more_is_a_persons_and_an_allowed_attempt_forgets_it() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let key = run.calls[0].key;
+    apply(&mut run, deferred(key), NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let commit = apply(&mut run, unknown(key), NOW).unwrap();
+    assert_eq!(kinds(&commit), ["tool-output", "reconciliation-required", "run-status"]);
+    assert_eq!((run.head.status, run.calls[0].task.is_some()), (HELD, true));
+    let fact = resume(&run, &["call_1"]);
+    apply(&mut run, fact, NOW).unwrap();
+    let mut run = reloaded(&run);
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let same = same_catalog(&run);
+    let commit = apply(&mut run, same, NOW).unwrap();
+    assert_eq!((commit.sends, run.calls[0].task.is_none()), (vec![key], true));
+}
+
+#[test]
+fn how_far_a_call_has_come_is_told_and_changes_nothing_else() {
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("call_1", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let key = run.calls[0].key;
+    run.head.crashes = 3;
+    let before = run.clone();
+    let commit = apply(&mut run, progressed(key), NOW).unwrap();
+    assert_eq!((kinds(&commit), run.head.crashes), (vec!["tool-progress"], 3));
+    assert!(commit.calls_moved.is_empty() && commit.messages.is_empty());
+    assert_eq!(run.calls, before.calls);
+    apply(&mut run, done(key), NOW).unwrap();
+    assert!(apply(&mut run, progressed(key), NOW).is_err());
+}

@@ -9,9 +9,10 @@ use uuid::Uuid;
 use crate::run::apply::{NewRun, admit};
 use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
 use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
-use crate::run::call::Call;
+use crate::run::call::{Call, Task};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
+use crate::run::event::Progress;
 use crate::run::fact::{CallRef, Fact, InputAnswer, Reconciliation, Resolution, Resume, Ruling, SampleEnd};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
@@ -101,6 +102,16 @@ pub(super) fn done(key: CallKey) -> Fact {
 
 pub(super) fn unknown(key: CallKey) -> Fact {
     Fact::CallEnded { key, outcome: Outcome::Unknown(crate::run::outcome::Cause::LostResponse) }
+}
+
+/// The server goes on with the call by itself.
+pub(super) fn deferred(key: CallKey) -> Fact {
+    let task = Task { id: format!("task-{}-{}", key.turn, key.position), poll_ms: Some(500) };
+    Fact::CallEnded { key, outcome: Outcome::Deferred(task) }
+}
+
+pub(super) fn progressed(key: CallKey) -> Fact {
+    Fact::CallsProgressed { calls: vec![(key, Progress { progress: 1.into(), total: Some(4.into()), message: None })] }
 }
 
 pub(super) fn resume(envelope: &Envelope, retry: &[&str]) -> Fact {

@@ -1,0 +1,65 @@
+//! Whether a connection's announcements are heard yet: tools are listed first once they are, so that nothing is missed in
+//! between, and listed again where that took too long.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::catalog::Announcements;
+
+/// How long the first listing waits for the stream of announcements.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// The ears of one connection.
+pub(super) struct Ears {
+    announcements: Arc<Announcements>,
+    /// Whether the stream that is expected was opened or refused; `true` where none is.
+    settled: watch::Sender<bool>,
+    expected: AtomicBool,
+    /// Whether the tools were asked for.
+    listed: AtomicBool,
+}
+
+impl Ears {
+    pub(super) fn new(announcements: Arc<Announcements>) -> Arc<Self> {
+        let (expected, listed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { announcements, settled: watch::Sender::new(true), expected, listed })
+    }
+
+    /// A stream will be asked for.
+    pub(super) fn expect(&self) {
+        if !self.expected.swap(true, Ordering::AcqRel) {
+            self.settled.send_replace(false);
+        }
+    }
+
+    /// A stream was opened. What changed between a listing and now was not heard.
+    pub(super) fn opened(&self) {
+        if self.listed.load(Ordering::Acquire) {
+            self.announcements.announce();
+        }
+        self.settled.send_replace(true);
+    }
+
+    /// There is no stream, now or ever.
+    pub(super) fn closed(&self) {
+        self.settled.send_replace(true);
+    }
+
+    /// The server announced a change.
+    pub(super) fn announce(&self) {
+        self.announcements.announce();
+    }
+
+    /// Ends once announcements are heard, or the wait for that was long enough; the tools are asked for next.
+    pub(super) async fn settled(&self) {
+        let mut settled = self.settled.subscribe();
+        if !self.listed.load(Ordering::Acquire) {
+            // Whatever ends it, the tools are listed next.
+            drop(tokio::time::timeout(PATIENCE, settled.wait_for(|is_settled| *is_settled)).await);
+        }
+        self.listed.store(true, Ordering::Release);
+    }
+}
