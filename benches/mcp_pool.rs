@@ -69,6 +69,7 @@ fn target(url: &str) -> anyhow::Result<McpTarget> {
         endpoint: Endpoint::Http(url.parse()?),
         headers: Vec::new(),
         secret_header: None,
+        bearer: None,
         timeouts: Timeouts::default(),
         private_to: None,
         origin: None,

@@ -22,6 +22,7 @@ use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
 use crate::mcp::{McpPool, PoolSettings, StdioServer};
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
+use crate::oauth::{TokenParts, Tokens};
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
@@ -103,11 +104,20 @@ impl App {
             Some(guard) => McpPool::guarded(mcp_client, egress.clone(), pool_settings(config), guard.clone()),
             None => McpPool::new(mcp_client, egress.clone(), pool_settings(config)),
         };
-        let dispatch = Dispatch::new(Arc::clone(&pool), egress.clone(), Arc::clone(&config.keys), Arc::clone(&store));
+        let tracker = TaskTracker::new();
+        let tokens = Tokens::new(TokenParts {
+            client: egress.client(CONNECT_TIMEOUT, None).context("HTTP client for authorization servers")?,
+            egress: egress.clone(),
+            keys: Arc::clone(&config.keys),
+            store: Arc::clone(&store) as Arc<_>,
+            clock: Arc::clone(&clock),
+            tasks: tracker.clone(),
+        });
+        let keys = Arc::clone(&config.keys);
+        let dispatch = Dispatch::new(Arc::clone(&pool), egress.clone(), keys, Arc::clone(&store), tokens);
         let dispatch = Arc::new(dispatch.with_declared(declared(config)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
-        let tracker = TaskTracker::new();
         let parts = Parts {
             store: Arc::clone(&store),
             journal: Arc::new(journal),

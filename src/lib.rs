@@ -14,6 +14,7 @@ pub mod secrets;
 
 pub mod mcp;
 pub mod model;
+pub mod oauth;
 
 pub mod dispatch;
 

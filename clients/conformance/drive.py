@@ -24,6 +24,9 @@ SAMPLES = {"string": "us-west1", "integer": 2, "number": 2.5, "boolean": True, "
 # Scenarios whose server asks the user something.
 ASKING = {"elicitation-sep1034-client-defaults", "sep-2322-client-request-state"}
 
+# Scenarios whose server describes itself so that no token may be asked for.
+UNTRUSTWORTHY = {"auth/resource-mismatch", "auth/metadata-issuer-mismatch"}
+
 # The arguments of tools for which the suite plans none. All others take none.
 ARGUMENTS = {"add_numbers": {"a": 2, "b": 3}, "lookup_user": {"id": "ada"}, "valid_tool": {"region": "us-west1"}}
 
@@ -73,11 +76,11 @@ def over(run: dict) -> dict:
     return run
 
 
-def run_with(entry: dict, script: list[dict]) -> dict:
+def run_with(entry: dict, script: list[dict], secrets: dict) -> dict:
     """A run of the scripted model with this server, to its end. A server that could not be reached is tried once more: at its
     first message the suite compiles schemas, and answers nobody for seconds on a busy machine."""
     model = {"provider": "scripted", "name": "conformance", "script": script}
-    body = {"model": model, "input": "Call what there is.", "mcp": [entry]}
+    body = {"model": model, "input": "Call what there is.", "mcp": [entry], "secrets": secrets}
     try:
         run = ask("POST", "/v1/runs", body)
     except Problem as problem:
@@ -103,14 +106,20 @@ def main() -> None:
     entry = {"url": sys.argv[1]}
     if scenario in ASKING:
         entry["elicitation"] = "ask"
+    secrets = {}
+    secret = context.get("private_key_pem") or context.get("client_secret")
+    if secret or scenario in UNTRUSTWORTHY:
+        secrets["client"] = secret or "of-nobody"
+        client = context.get("client_id", "nobody")
+        entry["auth"] = {"scheme": "oauth-client-credentials", "client_id": client, "secret": "client"}
 
-    run = run_with(entry, [{"text": "Nothing to do."}])
+    run = run_with(entry, [{"text": "Nothing to do."}], secrets)
     catalog = run["binding"]["mcp"]
     tools = catalog["tools"] if catalog else {}
     planned = context.get("toolCalls") or [{"name": tool, "arguments": ARGUMENTS.get(tool, {})} for tool in tools]
     calls = [{"name": call["name"], "arguments": given(call["arguments"])} for call in planned]
     if calls:
-        run = run_with(entry, [{"tool_calls": calls}, {"text": "Done."}])
+        run = run_with(entry, [{"tool_calls": calls}, {"text": "Done."}], secrets)
     print(json.dumps(run))
     if run["status"] != "completed":
         sys.exit(1)

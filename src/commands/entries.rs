@@ -3,7 +3,7 @@
 use super::faults::Faults;
 use super::request::EntryRequest;
 use super::{Asker, CommandError, Commands, entry};
-use crate::run::spec::McpEntry;
+use crate::run::spec::{McpAuth, McpEntry};
 use crate::run::tighten::tighten;
 use crate::secrets::RunSecrets;
 
@@ -52,11 +52,30 @@ impl Commands {
         if let (Some(auth), Some(secrets)) = (&entry.auth, secrets)
             && !secrets.has(auth.secret())
         {
-            let pointer = format!("{at}/auth/secret");
-            self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, faults).await?;
+            self.check_stored_for(asker, auth, &entry, &format!("{at}/auth/secret"), faults).await?;
         }
         self.check_sampling(asker, &entry, secrets, at, faults).await?;
         Ok(Some(entry))
+    }
+
+    /// A stored secret must be meant for every host that the entry names.
+    pub(super) async fn check_stored_for(
+        &self,
+        asker: &Asker,
+        auth: &McpAuth,
+        entry: &McpEntry,
+        pointer: &str,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        let named = auth.addresses().into_iter().map(|(_, address)| Some(address));
+        for address in std::iter::once(entry.url.as_deref()).chain(named) {
+            let before = faults.count();
+            self.check_stored(asker, auth.secret(), address, pointer, faults).await?;
+            if faults.count() > before {
+                break;
+            }
+        }
+        Ok(())
     }
 
     async fn registered_entry(
@@ -112,6 +131,11 @@ impl Commands {
         {
             faults.add(format!("{at}/url"), refused);
         }
+        for (name, address) in entry.auth.iter().flat_map(McpAuth::addresses) {
+            if let Err(refused) = self.dispatch.check_address(address) {
+                faults.add(format!("{at}/auth/{name}"), refused);
+            }
+        }
     }
 
     /// The secrets of entries that came with a resume: the run's own, or stored ones.
@@ -125,7 +149,7 @@ impl Commands {
         for (index, entry) in entries.iter().enumerate() {
             if let Some(auth) = entry.auth.as_ref().filter(|auth| !secrets.has(auth.secret())) {
                 let pointer = format!("/mcp/{index}/auth/secret");
-                self.check_stored(asker, auth.secret(), entry.url.as_deref(), &pointer, &mut faults).await?;
+                self.check_stored_for(asker, auth, entry, &pointer, &mut faults).await?;
             }
             self.check_sampling(asker, entry, Some(secrets), &format!("/mcp/{index}"), &mut faults).await?;
         }

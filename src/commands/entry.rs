@@ -6,7 +6,7 @@ use super::faults::{Faults, LATER};
 use super::request::EntryRequest;
 use crate::dispatch::Schema;
 use crate::run::asking::SamplingApproval;
-use crate::run::spec::{McpAuth, McpEntry, PerTool, SideEffectClass};
+use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
@@ -33,9 +33,8 @@ const RESERVED_HEADERS: [&str; 16] = [
 pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Option<McpEntry> {
     check_common(&request, at, faults);
     check_headers(request.headers.as_ref(), at, faults);
-    if let Some(McpAuth::Header { header, .. }) = &request.auth {
-        let known = header.eq_ignore_ascii_case("authorization") || is_free_header(header);
-        faults.require(known, &format!("{at}/auth/header"), "is not a header that an entry may set");
+    if let Some(auth) = &request.auth {
+        check_auth(auth, &format!("{at}/auth"), faults);
     }
     let irreversible = |class: &PerTool<SideEffectClass>| match class {
         PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
@@ -106,6 +105,54 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
             faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
         }
     }
+}
+
+fn check_auth(auth: &McpAuth, at: &str, faults: &mut Faults) {
+    match auth {
+        McpAuth::Bearer { .. } => {}
+        McpAuth::Header { header, .. } => {
+            let known = header.eq_ignore_ascii_case("authorization") || is_free_header(header);
+            faults.require(known, &format!("{at}/header"), "is not a header that an entry may set");
+        }
+        McpAuth::OauthClientCredentials {
+            client_id,
+            issuer,
+            method,
+            algorithm,
+            key_id,
+            scopes,
+            resource,
+            audience,
+            ..
+        } => {
+            let is_text =
+                |text: &str, max: usize| !text.is_empty() && text.len() <= max && !text.chars().any(char::is_control);
+            faults.require(is_text(client_id, 500), &format!("{at}/client_id"), "must have 1 to 500 characters");
+            let key_fits = key_id.as_deref().is_none_or(|id| is_text(id, 500));
+            faults.require(key_fits, &format!("{at}/key_id"), "must have 1 to 500 characters");
+            let audience_fits = audience.as_deref().is_none_or(|name| is_text(name, 2000));
+            faults.require(audience_fits, &format!("{at}/audience"), "must have 1 to 2000 characters");
+            let resource_fits = resource.as_deref().is_none_or(is_plain_uri);
+            faults.require(resource_fits, &format!("{at}/resource"), "must be an absolute URI without a fragment");
+            let issuer_fits = issuer.as_deref().is_none_or(|issuer| !issuer.contains(['?', '#']));
+            faults.require(issuer_fits, &format!("{at}/issuer"), "must have neither query nor fragment");
+            for (index, scope) in scopes.iter().enumerate() {
+                // RFC 6749, 3.3: printable ASCII but for blank, quote and backslash.
+                let fits =
+                    !scope.is_empty() && scope.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\\'));
+                faults.require(fits, &format!("{at}/scopes/{index}"), "is not an OAuth scope");
+            }
+            let signs =
+                !matches!(method, Some(ClientAuthMethod::ClientSecretBasic | ClientAuthMethod::ClientSecretPost));
+            let detail = "has a meaning with \"private-key-jwt\" only";
+            faults.require(signs || algorithm.is_none(), &format!("{at}/algorithm"), detail);
+            faults.require(signs || key_id.is_none(), &format!("{at}/key_id"), detail);
+        }
+    }
+}
+
+fn is_plain_uri(text: &str) -> bool {
+    text.len() <= 2000 && url::Url::parse(text).is_ok_and(|url| url.fragment().is_none())
 }
 
 fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {

@@ -17,6 +17,10 @@ impl Faults {
         }
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn finish(self) -> Result<(), CommandError> {
         if self.0.is_empty() { Ok(()) } else { Err(CommandError::Invalid(self.0)) }
     }

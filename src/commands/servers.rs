@@ -53,7 +53,7 @@ impl Commands {
             let is_hidden = entry.url.as_deref().and_then(query_of).is_some_and(|query| query == HIDDEN_QUERY);
             faults.require(!is_hidden, "/url", "has a query that was hidden when it was shown: give it whole");
             if let Some(auth) = &entry.auth {
-                self.check_stored(asker, auth.secret(), entry.url.as_deref(), "/auth/secret", &mut faults).await?;
+                self.check_stored_for(asker, auth, entry, "/auth/secret", &mut faults).await?;
             }
             self.check_sampling(asker, entry, Some(&RunSecrets::new()), "", &mut faults).await?;
         }

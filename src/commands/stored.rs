@@ -17,15 +17,15 @@ const HOSTS_MAX: usize = 32;
 const VALUE_MAX: usize = 16 * 1024;
 
 /// What a value must be.
-pub(super) const SENDABLE: &str =
-    "values have 1 byte to 16 KiB of visible ASCII and spaces, none at the ends: they are sent in a header";
+pub(super) const SENDABLE: &str = "values have 1 byte to 16 KiB of visible ASCII and spaces, none at the ends, since they are sent in a header; or are a \
+     private key in PEM";
 
-/// Whether a secret can be sent in a header, so that nobody learns at the first call that it cannot.
+/// Whether a secret can be sent in a header, so that nobody learns at the first call that it cannot. A private key is
+/// never sent.
 pub(super) fn is_sendable(value: &str) -> bool {
-    !value.is_empty()
-        && value.len() <= VALUE_MAX
-        && value.trim() == value
-        && value.chars().all(|c| c.is_ascii_graphic() || c == ' ')
+    let is_key = value.starts_with("-----BEGIN ");
+    let is_clean = |c: char| c.is_ascii_graphic() || c == ' ' || (is_key && matches!(c, '\n' | '\r'));
+    !value.is_empty() && value.len() <= VALUE_MAX && (is_key || value.trim() == value) && value.chars().all(is_clean)
 }
 
 /// `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.

@@ -4,6 +4,7 @@
 //! **The effect boundary.** The receipt is stored before the first byte leaves. A crash in between leaves `executing`
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
+mod credential;
 mod declared;
 mod fresh;
 mod gate;
@@ -27,6 +28,7 @@ pub use registry::SecretFault;
 
 use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, TaskRequest, ToolRequest};
 use crate::net::Egress;
+use crate::oauth::Tokens;
 use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
@@ -36,7 +38,6 @@ use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use registry::Registry;
-use target::Target;
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,13 +135,20 @@ pub struct Dispatch {
     keys: Arc<KeyRing>,
     store: Arc<dyn Store>,
     registry: Registry,
+    tokens: Arc<Tokens>,
 }
 
 impl Dispatch {
     /// Puts the parts together, without servers that the operator declared.
-    pub fn new(pool: Arc<McpPool>, egress: Egress, keys: Arc<KeyRing>, store: Arc<dyn Store>) -> Self {
+    pub fn new(
+        pool: Arc<McpPool>,
+        egress: Egress,
+        keys: Arc<KeyRing>,
+        store: Arc<dyn Store>,
+        tokens: Arc<Tokens>,
+    ) -> Self {
         let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Declared::default());
-        Self { pool, egress, keys, store, registry }
+        Self { pool, egress, keys, store, registry, tokens }
     }
 
     /// The same with servers that the operator declared.
@@ -254,8 +262,10 @@ impl Dispatch {
         }
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
         let drive = (reader.uid, reader.fence);
-        let Target { reached, told } = self.target(&reader.tenant, entry, drive, secrets).await.map_err(unreachable)?;
-        match self.pool.read(&reader.tenant, &reached, max_age).await {
+        let target = self.target(&reader.tenant, entry, drive, secrets).await.map_err(unreachable)?;
+        let read = self.pool.read(&reader.tenant, &target.reached, max_age).await;
+        let told = target.told();
+        match read {
             Ok((catalog, subscription)) => {
                 Ok((Some(told.catalog(&catalog).map_or(catalog, Arc::new)), Some(subscription)))
             }
@@ -276,7 +286,7 @@ impl Dispatch {
             return Outcome::Unknown(Cause::LostResponse);
         };
         let target = self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await;
-        let Target { reached, told } = match target {
+        let target = match target {
             Ok(target) => target,
             Err(message) => {
                 tracing::warn!(run = %caller.uid.0, %message, "a task cannot be asked for");
@@ -287,7 +297,8 @@ impl Dispatch {
         let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
         let task =
             TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
-        told.outcome(self.pool.follow(&caller.tenant, &reached, &task, wait.cancel).await)
+        let outcome = self.pool.follow(&caller.tenant, &target.reached, &task, wait.cancel).await;
+        target.told().outcome(outcome)
     }
 
     /// Sends one call whose receipt is stored, and waits for what comes of it.
@@ -304,8 +315,9 @@ impl Dispatch {
         };
         let request = ToolRequest { progress: out.progress, ..request };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
-            Ok(Target { reached, told }) => {
-                told.outcome(self.pool.call(&caller.tenant, &reached, request, out.cancel).await)
+            Ok(target) => {
+                let outcome = self.pool.call(&caller.tenant, &target.reached, request, out.cancel).await;
+                target.told().outcome(outcome)
             }
             Err(why) => {
                 let message =

@@ -10,6 +10,7 @@ use url::Url;
 use super::declared::{Declared, declared_entry};
 use super::fresh::Fresh;
 use crate::mcp::StdioServer;
+use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::ids::TenantId;
 use crate::run::spec::McpEntry;
 use crate::secrets::{KeyRing, hosts};
@@ -18,11 +19,19 @@ use crate::store::{Store, StoreError};
 
 /// A stored secret that opens.
 pub(super) struct Opened {
+    /// When this version of it was put, in milliseconds.
+    pub(super) put_at: i64,
     pub(super) hosts: Vec<String>,
     pub(super) value: SecretString,
 }
 
 impl Opened {
+    /// The secret as a client of an authorization server has it.
+    pub(super) fn of_client(&self, name: &str) -> ClientSecret {
+        let owner = SecretOwner::Tenant { version: self.put_at, hosts: self.hosts.clone() };
+        ClientSecret { name: name.to_owned(), value: self.value.clone(), owner }
+    }
+
     fn is(&self, other: &Self) -> bool {
         self.hosts == other.hosts && self.value.expose_secret() == other.value.expose_secret()
     }
@@ -156,7 +165,7 @@ impl Registry {
             tracing::warn!(secret = %stored.info.name, %fault, "a stored secret cannot be opened");
             format!("its secret {:?} cannot be opened", stored.info.name)
         })?;
-        Ok(Opened { hosts: stored.info.hosts.clone(), value })
+        Ok(Opened { put_at: stored.info.updated_at.as_millis(), hosts: stored.info.hosts.clone(), value })
     }
 }
 

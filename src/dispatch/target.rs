@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::SecretString;
 use url::Url;
 
+use super::credential::{Credential, credential};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
 use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer};
+use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
-use crate::run::spec::{McpAuth, McpEntry, ModelSpec};
+use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
 
 /// A stored secret, or why it does not open; `None`: there is none of that name.
@@ -27,13 +29,15 @@ const SIGHT_TIME: Duration = Duration::from_secs(15);
 pub(super) struct Target {
     pub(super) reached: McpTarget,
     /// Takes what it is told out of what it says.
-    pub(super) told: Redactor,
+    told: Redactor,
 }
 
-/// The credential of a connection, and whose it is.
-struct Credential {
-    value: SecretString,
-    is_the_runs: bool,
+impl Target {
+    /// Takes out what it was told until now: tokens are got while it is spoken to.
+    pub(super) fn told(self) -> Redactor {
+        let spoken = self.reached.bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();
+        self.told.and(&spoken)
+    }
 }
 
 impl Dispatch {
@@ -50,15 +54,18 @@ impl Dispatch {
             return self.registered_target(tenant, name, entry, Some(drive), secrets).await;
         }
         let url = address_of(entry)?;
-        let credential = match &entry.auth {
+        let secret = match &entry.auth {
             None => None,
-            Some(auth) => Some(self.credential(tenant, auth.secret(), &url, secrets).await?),
+            Some(auth) => Some((auth, self.secret_for(tenant, auth.secret(), &url, (drive.0, secrets)).await?)),
         };
-        let is_stored = credential.as_ref().is_some_and(|credential| !credential.is_the_runs);
-        let origin = entry.auth.as_ref().filter(|_| is_stored).map(|auth| secret_origin(auth.secret()));
-        let private_to = credential.as_ref().filter(|credential| credential.is_the_runs).map(|_| drive);
-        let secret = entry.auth.as_ref().zip(credential.as_ref()).map(|(auth, credential)| (auth, &credential.value));
-        Ok(put_together(entry, entry, url, secret, secrets, Whose { drive: Some(drive), private_to, origin }))
+        let owned = secret.as_ref().map(|(auth, secret)| (auth.secret(), &secret.owner));
+        let (private_to, origin) = match owned {
+            None => (None, None),
+            Some((_, SecretOwner::Run(_))) => (Some(drive), None),
+            Some((name, SecretOwner::Tenant { .. })) => (None, Some(secret_origin(name))),
+        };
+        let told = secret.map(|(auth, secret)| credential(&self.tokens, tenant, auth, &url, secret)).transpose()?;
+        Ok(put_together(entry, entry, url, told, secrets, Whose { drive: Some(drive), private_to, origin }))
     }
 
     async fn registered_target(
@@ -78,7 +85,10 @@ impl Dispatch {
         let secret = match (&server.entry.auth, &server.secret) {
             (None, _) | (Some(_), Ok(None)) => None,
             (Some(_), Err(why)) => return Err(why.clone()),
-            (Some(auth), Ok(Some(opened))) => Some((auth, value_for(opened, auth.secret(), &url)?)),
+            (Some(auth), Ok(Some(opened))) => {
+                value_for(opened, auth.secret(), &url)?;
+                Some(credential(&self.tokens, tenant, auth, &url, opened.of_client(auth.secret()))?)
+            }
         };
         let whose = Whose { drive, private_to: None, origin: Some(server_origin(name)) };
         Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
@@ -100,21 +110,25 @@ impl Dispatch {
         Ok(value)
     }
 
-    async fn credential(
+    /// The secret of an inline entry, by its name: the run's own, else a stored one that may go to that address.
+    async fn secret_for(
         &self,
         tenant: &TenantId,
         name: &str,
         url: &Url,
-        secrets: &RunSecrets,
-    ) -> Result<Credential, String> {
+        (run, secrets): (RunUid, &RunSecrets),
+    ) -> Result<ClientSecret, String> {
         match secrets.find(name) {
-            Found::Value(value) => Ok(Credential { value: value.clone(), is_the_runs: true }),
+            Found::Value(value) => {
+                Ok(ClientSecret { name: name.to_owned(), value: value.clone(), owner: SecretOwner::Run(run) })
+            }
             Found::Unreadable => Err(format!("its secret {name:?} cannot be opened")),
             Found::Nothing => {
                 let secret = self.stored(tenant, name, Duration::MAX).await?;
                 let secret = secret.ok_or_else(|| format!("its secret {name:?} is missing"))?;
                 let opened = secret.as_ref().as_ref().map_err(Clone::clone)?;
-                Ok(Credential { value: value_for(opened, name, url)?.clone(), is_the_runs: false })
+                value_for(opened, name, url)?;
+                Ok(opened.of_client(name))
             }
         }
     }
@@ -198,10 +212,11 @@ impl Dispatch {
         let looking = async {
             let target = self.registered_target(tenant, name, &entry, None, &RunSecrets::new()).await?;
             let sighting = self.pool.sight(tenant, &target.reached).await;
-            let mut sighting = sighting.map_err(|fault| target.told.text(&fault.to_string()).into_owned())?;
-            target.told.value(&mut sighting.server_info);
-            target.told.value(&mut sighting.capabilities);
-            if let Some(clean) = target.told.catalog(&sighting.catalog) {
+            let told = target.told();
+            let mut sighting = sighting.map_err(|fault| told.text(&fault.to_string()).into_owned())?;
+            told.value(&mut sighting.server_info);
+            told.value(&mut sighting.capabilities);
+            if let Some(clean) = told.catalog(&sighting.catalog) {
                 sighting.catalog = Arc::new(clean);
             }
             Ok(sighting)
@@ -224,29 +239,26 @@ fn put_together(
     entry: &McpEntry,
     registered: &McpEntry,
     url: Url,
-    secret: Option<(&McpAuth, &SecretString)>,
+    told: Option<Credential>,
     secrets: &RunSecrets,
     whose: Whose,
 ) -> Target {
-    let secret_header = secret.map(|(auth, value)| match auth {
-        McpAuth::Bearer { .. } => {
-            ("authorization".to_owned(), SecretString::from(format!("Bearer {}", value.expose_secret())))
-        }
-        McpAuth::Header { header, .. } => (header.to_ascii_lowercase(), value.clone()),
-    });
-    let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret.map(|(_, value)| value)));
+    let secret = told.as_ref().map(|told| &told.secret);
+    let redactor = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret));
+    let (secret_header, bearer) = told.map(|told| (told.header, told.bearer)).unwrap_or_default();
     let offers = offers_of(entry, whose.drive);
     let reached = McpTarget {
         endpoint: Endpoint::Http(url),
         headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         secret_header,
+        bearer,
         timeouts: entry.timeouts,
         // The credential is the run's own, or its server may ask this run: so is the connection.
         private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
         offers,
         origin: whose.origin,
     };
-    Target { reached, told }
+    Target { reached, told: redactor }
 }
 
 /// A process of ours. What the operator gave it to keep is taken out of what it says.
@@ -258,6 +270,7 @@ fn process_target(process: &Arc<StdioServer>, entry: &McpEntry, drive: Option<Dr
         endpoint: Endpoint::Stdio(Arc::clone(process)),
         headers: Vec::new(),
         secret_header: None,
+        bearer: None,
         timeouts: entry.timeouts,
         private_to: drive.filter(|_| offers.any()),
         offers,

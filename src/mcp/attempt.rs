@@ -139,6 +139,23 @@ impl Attempt {
         }
     }
 
+    /// Puts a sent attempt back into the queue: the server turned it away unread, and it may leave once more.
+    pub(super) fn recall(&self) {
+        let mut state = self.state.lock();
+        if state.0 == Stage::Sent {
+            *state = (Stage::Queued, None);
+        }
+    }
+
+    /// Ends a queued attempt: nothing was written, and it will not leave.
+    pub(super) fn turn_away(&self, stage: Stage) {
+        let mut state = self.state.lock();
+        if state.0 == Stage::Queued {
+            state.0 = stage;
+            self.settled.notify_waiters();
+        }
+    }
+
     /// Gives up: what was not sent by now never will be. Returns how far it had come.
     pub(super) fn close(&self) -> Stage {
         let mut state = self.state.lock();
@@ -193,6 +210,18 @@ mod tests {
         attempt.settle(Stage::Answered(Value::Null));
         attempt.settle(Stage::Unreadable("cut"));
         assert_eq!(attempt.close(), Stage::Answered(Value::Null));
+    }
+
+    #[test]
+    fn a_recalled_attempt_is_as_good_as_never_sent() {
+        let attempt = attempt();
+        assert!(attempt.start(route()));
+        attempt.recall();
+        attempt.settle(Stage::Unreadable("of the first request"));
+        assert!(attempt.start(route()), "it may leave once more");
+        attempt.recall();
+        assert_eq!(attempt.close(), Stage::Queued);
+        assert!(!attempt.start(route()), "unless it was given up meanwhile");
     }
 
     #[tokio::test]

@@ -115,7 +115,7 @@ impl Dial<'_> {
         let client = TrackedClient::new(
             self.http.clone(),
             self.egress.clone(),
-            self.url.clone(),
+            (self.url.clone(), target.bearer.clone()),
             self.settings.max_result_bytes,
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
             Arc::clone(&ears),

@@ -2,6 +2,8 @@
 
 mod asks;
 mod attempt;
+mod authorized;
+mod bearer;
 mod body;
 mod catalog;
 mod client;
@@ -41,6 +43,7 @@ use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
 pub use asks::{AskDoor, AskRefusal, Continuation, ServerAsk};
+pub use bearer::{Bearer, BearerSource, BearerToken};
 pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 pub use progress::ProgressSink;
@@ -57,6 +60,8 @@ pub struct McpTarget {
     pub headers: Vec<(String, String)>,
     /// Header name and value that carry a secret, e.g. `authorization`, `Bearer …`.
     pub secret_header: Option<(String, SecretString)>,
+    /// Instead: where the token of the header `Authorization` comes from.
+    pub bearer: Option<Bearer>,
     /// Time limits.
     pub timeouts: Timeouts,
     /// The drive of a run whose own connection this is (it carries run-scoped secrets); `None`: the tenant's pool shares

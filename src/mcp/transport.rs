@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use dashmap::{DashMap, DashSet};
 use futures::stream::{BoxStream, StreamExt as _};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
 use rmcp::model::ClientJsonRpcMessage;
 use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
@@ -21,19 +21,19 @@ use sse_stream::Sse;
 use url::Url;
 
 use super::attempt::{Attempt, HttpRefusal, Route, Stage};
+use super::bearer::{Bearer, Pass, missing_scope, required};
 use super::body::{self, BodyFault};
 use super::ears::Ears;
 use super::listening::{Listening, Watch};
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, IDEMPOTENCY_KEY, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, cancellation,
-    cancelled_id, describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind,
-    own_headers, retry_after, says_other_era, says_session_lost, send_kind, status_kind,
+    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, cancelled_id, describe,
+    error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after,
+    says_other_era, says_session_lost, send_kind, status_kind,
 };
 use super::{AskDoor, FaultKind, listing};
-use crate::failpoint;
-use crate::net::Egress;
+use crate::net::{Challenge, Egress};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -65,13 +65,15 @@ struct Shared {
     /// What the listed tools lack that nobody may be offered.
     ears: Arc<Ears>,
     listening: Listening,
+    /// Where the token of every request comes from.
+    bearer: Option<Bearer>,
 }
 
 impl TrackedClient {
     pub(super) fn new(
         http: reqwest::Client,
         egress: Egress,
-        url: Url,
+        (url, bearer): (Url, Option<Bearer>),
         max_bytes: usize,
         discover_patience: Duration,
         ears: Arc<Ears>,
@@ -89,8 +91,26 @@ impl TrackedClient {
             answered: AtomicBool::new(false),
             ears,
             listening: Listening::default(),
+            bearer,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    pub(super) fn bearer(&self) -> Option<&Bearer> {
+        self.shared.bearer.as_ref()
+    }
+
+    pub(super) fn request(&self, method: Method) -> reqwest::RequestBuilder {
+        self.shared.http.request(method, self.shared.url.clone())
+    }
+
+    pub(super) fn may_dial(&self) -> bool {
+        self.shared.egress.check(&self.shared.url).is_ok()
+    }
+
+    /// The library may send the cancellation of this call again: it was told.
+    pub(super) fn mark_told(&self, id: &Value) {
+        self.shared.told.insert(id_text(id));
     }
 
     /// What the last failed request of the connection itself failed of.
@@ -131,23 +151,6 @@ impl TrackedClient {
         }
     }
 
-    /// Tells the server that a call is not wanted any more, without ending our own wait for its answer.
-    pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
-        let Some(route) = attempt.route() else { return };
-        self.shared.told.insert(id_text(&route.id));
-        let message = cancellation(&route.id);
-        let mut headers = route.headers;
-        headers.remove(IDEMPOTENCY_KEY);
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(message);
-        failpoint::pass("mcp.cancel.before");
-        match tokio::time::timeout(patience, request.send()).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
-            Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
-        }
-        failpoint::pass("mcp.cancel.after");
-    }
-
     pub(super) async fn post(
         &self,
         message: ClientJsonRpcMessage,
@@ -166,23 +169,7 @@ impl TrackedClient {
         }
         let mut headers = headers_of(custom, post.session.as_deref())?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
-        if let Some(attempt) = &post.attempt {
-            own_headers(&mut headers, attempt.headers());
-            let id = post.id.clone().unwrap_or_default();
-            self.shared.calls.insert(id_text(&id), Arc::clone(attempt));
-            if !attempt.start(Route { id, headers: headers.clone() }) {
-                self.shared.calls.remove(&id_text(&post.id.clone().unwrap_or_default()));
-                return Err(fault("the call was given up before it was sent, or may not leave any more"));
-            }
-        }
-        let sent = self.send(&post, headers);
-        let result = if post.is_discover {
-            tokio::time::timeout(self.shared.discover_patience, sent)
-                .await
-                .unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
-        } else {
-            sent.await
-        };
+        let result = self.post_authorized(&post, headers).await;
         if let Err(error) = &result
             && !post.is_call()
         {
@@ -191,7 +178,30 @@ impl TrackedClient {
         result
     }
 
-    async fn send(&self, post: &Post, headers: HeaderMap) -> Posted {
+    /// Marks a call as sent; from here on the server may have it.
+    pub(super) fn start(&self, post: &Post, headers: &mut HeaderMap) -> Result<(), Fault> {
+        let Some(attempt) = &post.attempt else { return Ok(()) };
+        own_headers(headers, attempt.headers());
+        let id = post.id.clone().unwrap_or_default();
+        let name = id_text(&id);
+        self.shared.calls.insert(name.clone(), Arc::clone(attempt));
+        if attempt.start(Route { id, headers: headers.clone() }) {
+            return Ok(());
+        }
+        self.shared.calls.remove(&name);
+        Err(fault("the call was given up before it was sent, or may not leave any more"))
+    }
+
+    pub(super) async fn send_in_time(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
+        let sent = self.send(post, headers, pass);
+        if !post.is_discover {
+            return sent.await;
+        }
+        let sent = tokio::time::timeout(self.shared.discover_patience, sent).await;
+        sent.unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
+    }
+
+    async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
         if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
             post.settle(Stage::NotConnected(refusal.to_string()));
             return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
@@ -216,7 +226,7 @@ impl TrackedClient {
         self.shared.answered.store(true, Ordering::Release);
         let status = response.status();
         if !status.is_success() {
-            return self.refused(post, response).await;
+            return self.refused(post, response, pass).await;
         }
         if matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT) {
             if !post.awaits_answer {
@@ -257,8 +267,9 @@ impl TrackedClient {
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
-    async fn refused(&self, post: &Post, response: reqwest::Response) -> Posted {
+    async fn refused(&self, post: &Post, response: reqwest::Response, pass: &Pass<'_>) -> Posted {
         let status = response.status();
+        let challenge = Challenge::of(response.headers());
         let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
@@ -266,7 +277,14 @@ impl TrackedClient {
             serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
         let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
         let code = error.as_ref().and_then(|error| error.get("code")).and_then(Value::as_i64);
-        let forgotten = post.session.is_some() && says_session_lost(status, &prefix);
+        let forgotten =
+            post.session.is_some() && says_session_lost(status, &prefix) && !pass.explains(status, challenge.as_ref());
+        if !forgotten && pass.may_help(status) {
+            return Err(StreamableHttpError::AuthRequired(required(challenge)));
+        }
+        let lacks = missing_scope(status, challenge.as_ref());
+        let said = lacks.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        let message = lacks.or(message);
         let session_lost = !post.is_discover && (forgotten || says_other_era(post, status, code, &prefix));
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
@@ -282,7 +300,7 @@ impl TrackedClient {
         if let Some(answer) = post.not_known(status, code) {
             return Ok(answer);
         }
-        Err(fault_of(status_kind(status), format!("the server answered HTTP {}", status.as_u16())))
+        Err(fault_of(status_kind(status), format!("the server answered HTTP {}{said}", status.as_u16())))
     }
 
     pub(super) async fn listen(
@@ -302,12 +320,11 @@ impl TrackedClient {
                 HeaderValue::try_from(event).map_err(|_invalid| fault("an event id that no header can carry"))?;
             headers.insert(LAST_EVENT, value);
         }
-        let request = self.shared.http.get(self.shared.url.clone()).headers(headers);
-        let response = request.send().await;
+        let response = self.get_authorized(headers).await;
         if !response.as_ref().is_ok_and(|response| response.status().is_success()) {
             self.shared.ears.closed();
         }
-        let response = response.map_err(|error| fault(describe(&error)))?;
+        let response = response?;
         let status = response.status();
         // A client error does not go away by asking again; the library ends the stream on this error only.
         if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
@@ -320,22 +337,6 @@ impl TrackedClient {
             self.shared.ears.opened();
         }
         Ok(self.events(response, None, false))
-    }
-
-    /// Ends the session at the server.
-    pub(super) async fn delete(&self, session: &str, custom: HashMap<HeaderName, HeaderValue>) -> Result<(), Fault> {
-        // The server forgot it; telling it so again only makes noise.
-        if self.session_lost() || self.shared.egress.check(&self.shared.url).is_err() {
-            return Ok(());
-        }
-        let headers = headers_of(custom, Some(session))?;
-        match self.shared.http.delete(self.shared.url.clone()).headers(headers).send().await {
-            Ok(_any_status) => Ok(()),
-            Err(error) => {
-                tracing::debug!(fault = %describe(&error), "a session could not be ended");
-                Ok(())
-            }
-        }
     }
 
     /// The events of an answer: to this call, or of a stream that is listened to or resumed.

@@ -20,6 +20,7 @@ use super::listing;
 use super::params;
 use super::shape::{self, Excess};
 use crate::failpoint;
+pub(super) use crate::net::describe;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -94,6 +95,21 @@ impl Post {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
         }
+    }
+
+    /// Puts a call back into the queue that the server turned away unread.
+    pub(super) fn recall(&self) {
+        if let Some(attempt) = &self.attempt {
+            attempt.recall();
+        }
+    }
+
+    /// Ends a call that will not leave.
+    pub(super) fn turn_away(&self, stage: Stage, why: String) -> Fault {
+        if let Some(attempt) = &self.attempt {
+            attempt.turn_away(stage);
+        }
+        fault(why)
     }
 
     /// Passes a point on the way of a call; other messages have none.
@@ -298,26 +314,6 @@ pub(super) fn says_other_era(post: &Post, status: StatusCode, code: Option<i64>,
         code.is_some_and(|code| OTHER_ERA.contains(&code)) || text.contains("_meta") || text.contains("protocolversion")
     };
     status == StatusCode::BAD_REQUEST && is_other
-}
-
-/// The innermost cause in words, without the URL (its query may carry what must not be shown).
-pub(super) fn describe(error: &reqwest::Error) -> String {
-    let mut source: &dyn std::error::Error = error;
-    while let Some(inner) = source.source() {
-        source = inner;
-    }
-    let kind = if error.is_timeout() {
-        "time-out"
-    } else if error.is_connect() {
-        "no connection"
-    } else {
-        "the connection broke"
-    };
-    if std::ptr::addr_eq(std::ptr::from_ref(source), std::ptr::from_ref(error)) {
-        kind.to_owned()
-    } else {
-        format!("{kind}: {source}")
-    }
 }
 
 /// What kind of fault kept a request from being answered.

@@ -8,6 +8,8 @@
 
 mod address;
 mod allow;
+mod challenge;
+mod describe;
 mod resolver;
 
 use std::net::IpAddr;
@@ -17,6 +19,8 @@ use std::time::Duration;
 use url::{Host, Url};
 
 pub use allow::{AllowFault, EgressAllow};
+pub use challenge::Challenge;
+pub use describe::describe;
 use resolver::GuardedResolver;
 
 /// How long a kept-alive connection may idle before it is dropped.

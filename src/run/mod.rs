@@ -29,6 +29,7 @@ pub mod asking;
 pub mod binding;
 pub mod call;
 pub mod commit;
+pub mod credential;
 pub mod dialect;
 pub mod envelope;
 pub mod event;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::asking::{Elicitation, Sampling};
+pub use super::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 pub use super::limits::Limits;
 
 /// The declared part of a run.
@@ -329,33 +330,6 @@ impl McpEntry {
     /// Whether the caller takes no tool of this server at all; then it is never contacted.
     pub fn is_unused(&self) -> bool {
         self.tools.as_ref().is_some_and(Vec::is_empty)
-    }
-}
-
-/// How an MCP server is told who asks; the value is a run-scoped secret, or a stored one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "scheme", rename_all = "kebab-case", deny_unknown_fields)]
-pub enum McpAuth {
-    /// `Authorization: Bearer SECRET`.
-    Bearer {
-        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
-        secret: String,
-    },
-    /// A header of the caller's choice.
-    Header {
-        /// The header's name.
-        header: String,
-        /// Name of the secret: a run-scoped one, or a stored one whose hosts include the server's.
-        secret: String,
-    },
-}
-
-impl McpAuth {
-    /// The name of the secret that is needed.
-    pub fn secret(&self) -> &str {
-        match self {
-            Self::Bearer { secret } | Self::Header { secret, .. } => secret,
-        }
     }
 }
 

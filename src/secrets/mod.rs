@@ -7,6 +7,7 @@ mod held;
 pub mod hosts;
 mod redact;
 pub mod rotate;
+mod token;
 
 use std::fmt;
 

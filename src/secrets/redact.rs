@@ -38,6 +38,12 @@ impl Redactor {
         Self(found)
     }
 
+    /// The same, and these values besides.
+    #[must_use]
+    pub fn and(self, values: &[SecretString]) -> Self {
+        if values.is_empty() { self } else { Self::of(self.0.iter().chain(values)) }
+    }
+
     /// The text without them.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut text = Cow::Borrowed(text);

@@ -25,6 +25,7 @@ pub mod registry;
 pub mod retention;
 mod rows;
 mod sqlite;
+pub mod tokens;
 pub mod wake;
 
 pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace};
@@ -37,6 +38,7 @@ pub use page::{PAGE_BYTES, Page};
 pub use registry::RegistryStore;
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
+pub use tokens::TokenStore;
 
 use crate::run::binding::{Binding, CatalogRecord};
 use crate::run::call::Call;
@@ -323,6 +325,12 @@ pub trait FollowStore: Send + Sync {
 }
 
 /// One database that does all.
-pub trait Store: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore {}
+pub trait Store:
+    RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+{
+}
 
-impl<T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore> Store for T {}
+impl<T> Store for T where
+    T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+{
+}

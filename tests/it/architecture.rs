@@ -21,7 +21,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("telemetry", &["config"]),
     ("model", &["run", "net"]),
     ("mcp", &["run", "net", "failpoint"]),
-    ("dispatch", &["run", "mcp", "store", "secrets", "net"]),
+    ("oauth", &["run", "clock", "net", "store", "secrets"]),
+    ("dispatch", &["run", "mcp", "oauth", "store", "secrets", "net"]),
     ("commands", &["run", "clock", "store", "dispatch", "policy", "secrets", "net", "failpoint"]),
     ("executor", &["run", "clock", "store", "model", "dispatch", "policy", "secrets", "failpoint"]),
     ("http", &["run", "clock", "commands", "auth", "store"]),
@@ -40,7 +41,7 @@ const STOPS_AT: &[(&str, &[&str])] = &[
     ("rmcp", &["mcp"]),
     ("rig_core", &["model"]),
     ("rig_reqwest", &["model"]),
-    ("jsonwebtoken", &["auth", "main"]),
+    ("jsonwebtoken", &["auth", "oauth", "main"]),
 ];
 
 /// Names that say nothing about what is inside.

@@ -8,6 +8,7 @@ mod field;
 mod http;
 mod mcp;
 mod model;
+mod oauth;
 mod protocol;
 mod registry;
 mod runs;

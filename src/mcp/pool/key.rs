@@ -39,6 +39,8 @@ pub(super) fn key_of(tenant: &TenantId, target: &McpTarget) -> Key {
         }
         None => add(b""),
     }
+    // A token is renewed under a connection; what it depends on is not.
+    add(target.bearer.as_ref().map(|bearer| bearer.identity()).unwrap_or_default().as_slice());
     add(&[u8::from(target.offers.elicitation), u8::from(target.offers.sampling)]);
     if let Some((uid, fence)) = target.private_to {
         add(uid.0.as_bytes());
@@ -80,6 +82,7 @@ mod tests {
             endpoint: Endpoint::Http("https://a.example/mcp".parse().unwrap()),
             headers: vec![("X-A".to_owned(), "1".to_owned()), ("x-b".to_owned(), "2".to_owned())],
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),
+            bearer: None,
             timeouts: crate::run::spec::Timeouts::default(),
             private_to: None,
             origin: None,

@@ -10,15 +10,16 @@ mod reads;
 mod registry;
 mod retention;
 mod runs;
+mod schema;
 mod sealed;
 mod steady;
+mod tokens;
 mod turn;
 mod wake;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{PgPool, SqlStr};
+use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use steady::SteadyPostgres;
@@ -46,30 +47,6 @@ struct PostgresStore {
     beats: PgPool,
     /// The tenant that this node's last claim ended with: among equals the next one's turn it is.
     turn: Mutex<String>,
-}
-
-fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 7] = [
-        (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
-        (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
-        (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
-        (2_026_113_004, "retention", include_str!("../../../migrations/postgres/2026113004_retention.sql")),
-        (2_026_113_005, "feed", include_str!("../../../migrations/postgres/2026113005_feed.sql")),
-        (
-            2_026_113_006,
-            "servers_and_secrets",
-            include_str!("../../../migrations/postgres/2026113006_servers_and_secrets.sql"),
-        ),
-        (2_026_113_008, "inputs", include_str!("../../../migrations/postgres/2026113008_inputs.sql")),
-    ];
-    let migration = |(version, name, sql)| {
-        let sql = SqlStr::from_static(sql);
-        Migration::new(version, std::borrow::Cow::Borrowed(name), MigrationType::Simple, sql, false)
-    };
-    let mut migrator = Migrator::with_migrations(FILES.into_iter().map(migration).collect());
-    // Its own lock is waited for inside the database; `turn` says why that must not be.
-    migrator.set_locking(false);
-    migrator
 }
 
 #[async_trait]

@@ -14,7 +14,8 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::pin;
 use tokio::time::timeout;
 
-use super::{PostgresStore, migrator, turn};
+use super::schema::migrator;
+use super::{PostgresStore, turn};
 use crate::store::StoreError;
 use crate::store::wake::Hints;
 

@@ -61,6 +61,7 @@ pub(crate) fn target(url: &str) -> McpTarget {
         endpoint: Endpoint::Http(url.parse().unwrap()),
         headers: vec![("X-Team".to_owned(), "a".to_owned())],
         secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),
+        bearer: None,
         timeouts: Timeouts { connect_ms: 5_000, call_ms: 5_000, call_total_ms: 10_000 },
         private_to: None,
         origin: None,

@@ -99,6 +99,8 @@ impl LocalExecutor for Queue {
     }
 }
 
+const MASTER_KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
 /// A server whose journal writes to the picky store.
 struct Server {
     store: Arc<dyn Store>,
@@ -112,9 +114,10 @@ impl Server {
         let store = database.open().await;
         let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).unwrap());
         let client = || egress.client(Duration::from_secs(5), None).unwrap();
-        let keys = Arc::new(KeyRing::parse("k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").unwrap());
+        let keys = Arc::new(KeyRing::parse(MASTER_KEY).unwrap());
         let pool = McpPool::new(client(), egress.clone(), crate::mcp::settings());
-        let dispatch = Arc::new(Dispatch::new(pool, egress.clone(), Arc::clone(&keys), Arc::clone(&store)));
+        let tokens = crate::oauth::tokens(&store, MASTER_KEY);
+        let dispatch = Arc::new(Dispatch::new(pool, egress.clone(), Arc::clone(&keys), Arc::clone(&store), tokens));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::new(Picky(Arc::clone(&store))), Arc::clone(&hub));
         let (tracker, ended) = (TaskTracker::new(), CancellationToken::new());

@@ -47,6 +47,7 @@ impl BadStdio {
             endpoint: Endpoint::Stdio(Arc::new(self.server())),
             headers: Vec::new(),
             secret_header: None,
+            bearer: None,
             timeouts: Timeouts { connect_ms: 20_000, call_ms: 10_000, call_total_ms: 20_000 },
             private_to: None,
             offers: Offers::default(),

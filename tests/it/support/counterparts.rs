@@ -31,6 +31,29 @@ pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
     Some(Process::start(command).await)
 }
 
+/// An `OpenID` provider with the client `svc`, and a FastMCP server that takes its tokens only.
+pub(crate) async fn token_world() -> Option<(Process, Process)> {
+    let package = testworld("oidc/node_modules/oidc-provider/package.json")?;
+    let python = testworld("py/bin/python")?;
+    let folder = package.ancestors().nth(3)?;
+    // Where the machine's node is too old, there is another beside the package.
+    let own = folder.join("node_modules/.bin/node");
+    let node = if own.exists() { own } else { "node".into() };
+    let provider = |port: u16| {
+        let mut command = Command::new(&node);
+        command.arg(world("oidc_provider.mjs")).arg(folder).arg(port.to_string());
+        command
+    };
+    let issuer = Process::start(provider).await;
+    let server = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(world("token_server.py")).args(["--port", &port.to_string(), "--issuer", &issuer.url("")]);
+        command
+    };
+    let server = Process::start(server).await;
+    Some((issuer, server))
+}
+
 /// A FastMCP server whose streams can be resumed, and that writes the same ledger.
 pub(crate) async fn resumable_server(ledger: &Path) -> Option<Process> {
     Some(charging(testworld("py/bin/python")?, ledger, "--event-store").await)

@@ -79,6 +79,7 @@ impl Reply {
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) http_method: String,
+    pub(crate) path: String,
     pub(crate) headers: HashMap<String, String>,
     pub(crate) body: Value,
 }
@@ -91,6 +92,7 @@ impl Seen {
 }
 
 type Script = Box<dyn Fn(&Seen) -> Reply + Send + Sync>;
+type Guard = Box<dyn Fn(&Seen) -> Option<Reply> + Send + Sync>;
 
 struct State {
     seen: Mutex<Vec<Seen>>,
@@ -106,6 +108,7 @@ struct State {
     calls: Mutex<Script>,
     lists: Mutex<Script>,
     resumes: Mutex<Script>,
+    guard: Mutex<Guard>,
     others: Mutex<HashMap<&'static str, Script>>,
     announced: watch::Sender<u32>,
 }
@@ -146,6 +149,7 @@ impl FakeMcp {
             calls: Mutex::new(Box::new(|_| Reply::text("charged"))),
             lists: Mutex::new(Box::new(|_| Reply::Result(json!({ "tools": [tool("charge")] })))),
             resumes: Mutex::new(Box::new(|_| Reply::status(405, json!({})))),
+            guard: Mutex::new(Box::new(|_| None)),
             others: Mutex::default(),
             announced: watch::Sender::new(0),
         });
@@ -198,6 +202,11 @@ impl FakeMcp {
     /// How a stream request (GET) is answered from now on.
     pub(crate) fn on_get(&self, script: impl Fn(&Seen) -> Reply + Send + Sync + 'static) {
         *self.state.resumes.lock() = Box::new(script);
+    }
+
+    /// What is looked at before anything else from now on, whatever the request is; a reply turns it away.
+    pub(crate) fn guard(&self, guard: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) {
+        *self.state.guard.lock() = Box::new(guard);
     }
 
     /// How any other method is answered from now on, whatever the era.
@@ -332,7 +341,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     if stream.read_line(&mut line).await.ok()? == 0 {
         return None;
     }
-    let http_method = line.split(' ').next()?.to_owned();
+    let mut words = line.split(' ');
+    let (http_method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
     let mut headers = HashMap::new();
     loop {
         let mut line = String::new();
@@ -343,11 +353,14 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Seen> {
     let length = headers.get("content-length").map_or(0, |text| text.parse().unwrap());
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some(Seen { http_method, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
+    Some(Seen { http_method, path, headers, body: serde_json::from_slice(&body).unwrap_or_default() })
 }
 
 /// The reply to a request, and the session that an `initialize` opens.
 fn answer(state: &State, seen: &Seen) -> (Reply, Option<String>) {
+    if let Some(reply) = (state.guard.lock())(seen) {
+        return (reply, None);
+    }
     if let Some(script) = state.others.lock().get(seen.rpc()) {
         return (script(seen), None);
     }

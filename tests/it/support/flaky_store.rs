@@ -15,6 +15,7 @@ use countersign::store::registry::{
     RegisteredServer, Registration, SealedPlace, SealedRow, SecretDeletion, SecretInfo, ServerPut, StoredSecret,
 };
 use countersign::store::retention::{Deletion, Leftover, OldRun, Step};
+use countersign::store::tokens::{SealedToken, TokenKey, TokenStore, TokenTurn};
 use countersign::store::wake::Hints;
 use countersign::store::{
     AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
@@ -24,6 +25,7 @@ use countersign::store::{
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 /// How a write fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -366,6 +368,27 @@ impl RetentionStore for FlakyStore {
 
     async fn keys_drop(&self) -> Result<bool, StoreError> {
         self.write("keys_drop", self.store.keys_drop()).await
+    }
+}
+
+#[async_trait]
+impl TokenStore for FlakyStore {
+    async fn token_turn(
+        &self,
+        key: &TokenKey,
+        seen: i64,
+        holder: Uuid,
+        lease_ms: i64,
+    ) -> Result<TokenTurn, StoreError> {
+        self.write("token_turn", self.store.token_turn(key, seen, holder, lease_ms)).await
+    }
+
+    async fn token_keep(&self, key: &TokenKey, holder: Uuid, token: &SealedToken) -> Result<bool, StoreError> {
+        self.write("token_keep", self.store.token_keep(key, holder, token)).await
+    }
+
+    async fn token_waive(&self, key: &TokenKey, holder: Uuid) -> Result<(), StoreError> {
+        self.write("token_waive", self.store.token_waive(key, holder)).await
     }
 }
 

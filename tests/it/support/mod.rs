@@ -4,6 +4,7 @@ pub(crate) mod bad_stdio;
 pub(crate) mod cluster;
 pub(crate) mod counterparts;
 pub(crate) mod database;
+pub(crate) mod fake_issuer;
 pub(crate) mod fake_mcp;
 pub(crate) mod fake_model;
 pub(crate) mod flaky_store;

@@ -1,0 +1,99 @@
+//! Requests with a token that is good, and once more with another when the server refuses that one: what is refused for
+//! its token was certainly not executed.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use rmcp::transport::streamable_http_client::StreamableHttpError;
+
+use super::attempt::{Attempt, HttpRefusal, Stage};
+use super::bearer::{Pass, required};
+use super::transport::TrackedClient;
+use super::wire::{Fault, IDEMPOTENCY_KEY, Post, Posted, cancellation, describe, fault, headers_of};
+use crate::failpoint;
+use crate::net::Challenge;
+
+impl TrackedClient {
+    pub(super) async fn post_authorized(&self, post: &Post, mut headers: HeaderMap) -> Posted {
+        let mut pass = match Pass::of(self.bearer(), &mut headers).await {
+            Ok(pass) => pass,
+            Err(why) => return Err(post.turn_away(Stage::NotConnected(why.clone()), why)),
+        };
+        loop {
+            self.start(post, &mut headers)?;
+            let result = self.send_in_time(post, headers.clone(), &pass).await;
+            let Err(StreamableHttpError::AuthRequired(challenge)) = &result else { return result };
+            post.recall();
+            if let Err(why) = pass.renew(challenge, &mut headers).await {
+                let refusal = HttpRefusal { status: 401, message: Some(why.clone()), ..HttpRefusal::default() };
+                return Err(post.turn_away(Stage::Status(refusal), why));
+            }
+        }
+    }
+
+    pub(super) async fn get_authorized(&self, mut headers: HeaderMap) -> Result<reqwest::Response, Fault> {
+        let mut pass = Pass::of(self.bearer(), &mut headers).await.map_err(fault)?;
+        loop {
+            let response = self.request(Method::GET).headers(headers.clone()).send().await;
+            let response = response.map_err(|error| fault(describe(&error)))?;
+            if !pass.may_help(response.status()) {
+                return Ok(response);
+            }
+            let challenge = required(Challenge::of(response.headers()));
+            pass.renew(&challenge, &mut headers).await.map_err(fault)?;
+        }
+    }
+
+    /// Tells the server that a call is not wanted any more, without ending our own wait for its answer.
+    pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
+        let Some(route) = attempt.route() else { return };
+        self.mark_told(&route.id);
+        let message = cancellation(&route.id);
+        let mut headers = route.headers;
+        headers.remove(IDEMPOTENCY_KEY);
+        let telling = async {
+            // The call may have been out for longer than its token was good.
+            if let Err(fault) = Pass::of(self.bearer(), &mut headers).await {
+                tracing::debug!(%fault, "a cancellation goes with the token of its call");
+            }
+            self.request(Method::POST).headers(headers).body(message).send().await
+        };
+        failpoint::pass("mcp.cancel.before");
+        match tokio::time::timeout(patience, telling).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
+            Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
+        }
+        failpoint::pass("mcp.cancel.after");
+    }
+
+    /// Ends the session at the server.
+    pub(super) async fn delete(&self, session: &str, custom: HashMap<HeaderName, HeaderValue>) -> Result<(), Fault> {
+        // The server forgot it; telling it so again only makes noise.
+        if self.session_lost() || !self.may_dial() {
+            return Ok(());
+        }
+        let mut headers = headers_of(custom, Some(session))?;
+        Pass::of(self.bearer(), &mut headers).await.map_err(fault)?;
+        match self.request(Method::DELETE).headers(headers).send().await {
+            Ok(_any_status) => Ok(()),
+            Err(error) => {
+                tracing::debug!(fault = %describe(&error), "a session could not be ended");
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Pass<'_> {
+    /// Whether a refusal may be helped by another token.
+    pub(super) fn may_help(&self, status: StatusCode) -> bool {
+        status == StatusCode::UNAUTHORIZED && self.may_renew()
+    }
+
+    /// Whether a refusal is about the token, whatever its words are.
+    pub(super) fn explains(&self, status: StatusCode, challenge: Option<&Challenge>) -> bool {
+        status == StatusCode::UNAUTHORIZED && self.is_needed() && challenge.is_some()
+    }
+}

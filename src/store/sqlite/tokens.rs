@@ -1,0 +1,107 @@
+//! Access tokens, and whose turn it is to get one.
+
+use async_trait::async_trait;
+use sqlx::Row as _;
+use uuid::Uuid;
+
+use super::{SqliteStore, now_ms};
+use crate::store::StoreError;
+use crate::store::tokens::{FORGET_TOKEN_MS, SealedToken, TokenKey, TokenStore, TokenTurn};
+
+#[async_trait]
+impl TokenStore for SqliteStore {
+    async fn token_turn(
+        &self,
+        key: &TokenKey,
+        seen: i64,
+        holder: Uuid,
+        lease_ms: i64,
+    ) -> Result<TokenTurn, StoreError> {
+        let taken: Option<i64> = sqlx::query_scalar(concat!(
+            "INSERT INTO oauth_tokens AS t (tenant_id, identity, version, expires_at, holder, lease_until) \
+             VALUES (?1, ?2, 0, 0, ?3, ",
+            now_ms!(),
+            " + ?4) ON CONFLICT (tenant_id, identity) DO UPDATE \
+             SET holder = excluded.holder, lease_until = excluded.lease_until \
+             WHERE (t.version <= ?5 OR t.expires_at <= ",
+            now_ms!(),
+            ") AND t.lease_until <= ",
+            now_ms!(),
+            " RETURNING version"
+        ))
+        .bind(key.tenant.as_str())
+        .bind(key.identity.as_slice())
+        .bind(holder)
+        .bind(lease_ms)
+        .bind(seen)
+        .fetch_optional(&self.writer)
+        .await?;
+        if let Some(version) = taken {
+            return Ok(TokenTurn::Taken(version));
+        }
+        let row = sqlx::query(concat!(
+            "SELECT version, key_id, sealed, expires_at - ",
+            now_ms!(),
+            " AS expires_in, lease_until - ",
+            now_ms!(),
+            " AS busy FROM oauth_tokens WHERE tenant_id = ?1 AND identity = ?2"
+        ))
+        .bind(key.tenant.as_str())
+        .bind(key.identity.as_slice())
+        .fetch_optional(&self.reader)
+        .await?;
+        // It may have gone, or become free, between the two statements: the asker comes again.
+        let Some(row) = row else { return Ok(TokenTurn::Busy(0)) };
+        let (version, expires_in_ms): (i64, i64) = (row.try_get("version")?, row.try_get("expires_in")?);
+        let kept: (Option<String>, Option<Vec<u8>>) = (row.try_get("key_id")?, row.try_get("sealed")?);
+        Ok(match kept {
+            (Some(key_id), Some(sealed)) if version > seen && expires_in_ms > 0 => {
+                TokenTurn::Newer(SealedToken { version, key_id, sealed, expires_in_ms })
+            }
+            _ => TokenTurn::Busy(row.try_get("busy")?),
+        })
+    }
+
+    async fn token_keep(&self, key: &TokenKey, holder: Uuid, token: &SealedToken) -> Result<bool, StoreError> {
+        let mut tx = self.write().await?;
+        let kept = sqlx::query(concat!(
+            "UPDATE oauth_tokens SET version = ?4, key_id = ?5, sealed = ?6, expires_at = ?7 + ",
+            now_ms!(),
+            ", holder = NULL, lease_until = 0 \
+             WHERE tenant_id = ?1 AND identity = ?2 AND holder = ?3 AND version = ?4 - 1"
+        ))
+        .bind(key.tenant.as_str())
+        .bind(key.identity.as_slice())
+        .bind(holder)
+        .bind(token.version)
+        .bind(&token.key_id)
+        .bind(&token.sealed)
+        .bind(token.expires_in_ms)
+        .execute(&mut *tx)
+        .await?;
+        sqlx::query(concat!(
+            "DELETE FROM oauth_tokens WHERE tenant_id = ?1 AND max(expires_at, lease_until) < ",
+            now_ms!(),
+            " - ?2"
+        ))
+        .bind(key.tenant.as_str())
+        .bind(FORGET_TOKEN_MS)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(kept.rows_affected() == 1)
+    }
+
+    async fn token_waive(&self, key: &TokenKey, holder: Uuid) -> Result<(), StoreError> {
+        sqlx::query(
+            "UPDATE oauth_tokens SET holder = NULL, lease_until = 0 \
+             WHERE tenant_id = ?1 AND identity = ?2 AND holder = ?3",
+        )
+        .bind(key.tenant.as_str())
+        .bind(key.identity.as_slice())
+        .bind(holder)
+        .execute(&self.writer)
+        .await?;
+        Ok(())
+    }
+}

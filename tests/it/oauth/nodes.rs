@@ -1,0 +1,226 @@
+//! What nodes share: one asks, all have the token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use countersign::oauth::{AccessToken, ClientSecret, Grant, OauthFault, SecretOwner, TokenSource, Tokens};
+use countersign::run::ids::{RunUid, TenantId};
+use countersign::run::spec::McpAuth;
+use countersign::store::tokens::{SealedToken, TokenKey, TokenTurn};
+use futures::future::join_all;
+use secrecy::ExposeSecret as _;
+use serde_json::json;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::{MASTER_KEY, auth, tokens};
+use crate::support::database::{Database, both_stores};
+use crate::support::fake_issuer::{FakeIssuer, Grants, TOKEN_CANARY};
+
+both_stores! {
+    b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once => b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once,
+    a_refused_token_is_renewed_once_for_all_nodes_and_never_by_who_has_a_newer_one => refused,
+    a_node_that_dies_in_its_turn_is_in_nobodys_way_for_long => dead_holder,
+    a_failure_gives_the_turn_back_and_is_not_repeated_at_once => failures,
+    a_token_at_rest_is_sealed_and_one_that_does_not_open_is_got_anew => at_rest,
+    a_runs_own_token_is_never_stored_and_nobody_elses => own,
+    the_turn_is_one_nodes_and_a_late_token_changes_nothing => turns,
+    an_asker_that_goes_away_leaves_the_token_to_the_next => gone_asker,
+    a_token_that_is_still_good_outlives_a_failed_renewal => still_good,
+}
+
+fn acme() -> TenantId {
+    TenantId::parse("acme").unwrap()
+}
+
+fn source_of(tokens: &Arc<Tokens>, issuer: &FakeIssuer, owner: SecretOwner) -> TokenSource {
+    let auth: McpAuth = serde_json::from_value(auth(json!({"token_url": issuer.token_url()}))).unwrap();
+    let grant = Grant::of(&"http://127.0.0.1:1/mcp".parse().unwrap(), &auth).unwrap().unwrap();
+    tokens.source(&acme(), grant, ClientSecret { name: "client".to_owned(), value: "s3cret".into(), owner })
+}
+
+fn stored_one() -> SecretOwner {
+    SecretOwner::Tenant { version: 1, hosts: vec!["127.0.0.1".to_owned()] }
+}
+
+fn source(tokens: &Arc<Tokens>, issuer: &FakeIssuer) -> TokenSource {
+    source_of(tokens, issuer, stored_one())
+}
+
+fn text(got: &Result<AccessToken, OauthFault>) -> String {
+    got.as_ref().unwrap().value.expose_secret().to_owned()
+}
+
+/// A source for each of two nodes on one database.
+async fn two_nodes(database: &Database, issuer: &FakeIssuer) -> [(Arc<Tokens>, TokenSource); 2] {
+    // On SQLite one process has the file: its nodes share the store.
+    let first = database.open().await;
+    let second = if database.url.starts_with("sqlite:") { Arc::clone(&first) } else { database.open().await };
+    [first, second].map(|store| {
+        let node = tokens(&store, MASTER_KEY);
+        let source = source(&node, issuer);
+        (node, source)
+    })
+}
+
+async fn b211_two_nodes_with_fifty_calls_each_and_an_expired_token_ask_once(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let first = two_nodes(&database, &issuer).await[0].1.token().await;
+    assert_eq!(issuer.asked().len(), 1);
+    database.execute("UPDATE oauth_tokens SET expires_at = 1").await;
+    let nodes = two_nodes(&database, &issuer).await;
+    let all = join_all(nodes.iter().flat_map(|(node, _)| {
+        // As calls do: each has a source of its own.
+        (0..50).map(|_| source(node, &issuer)).map(|source| async move { source.token().await })
+    }))
+    .await;
+    let texts: Vec<String> = all.iter().map(text).collect();
+    assert_eq!((texts.len(), issuer.asked().len()), (100, 2));
+    assert!(texts.iter().all(|each| *each == texts[0] && *each != text(&first)));
+}
+
+async fn refused(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let nodes = two_nodes(&database, &issuer).await;
+    let old = nodes[0].1.token().await.unwrap();
+    assert_eq!(nodes[1].1.token().await.unwrap().version, old.version);
+    let renewing = nodes.iter().flat_map(|(_, source)| (0..50).map(|_| source.renew(&old, None)));
+    let all = join_all(renewing).await;
+    assert_eq!(issuer.asked().len(), 2);
+    assert!(all.iter().all(|each| text(each) == text(&all[0])));
+    // Whoever comes late with the old one gets the newer one.
+    assert_eq!(text(&nodes[0].1.renew(&old, None).await), text(&all[0]));
+    assert_eq!(issuer.asked().len(), 2);
+    // A server that refuses whatever it is shown does not make us ask and ask.
+    let new = all[0].as_ref().unwrap();
+    let outcomes = [nodes[0].1.renew(new, None).await, nodes[1].1.renew(new, None).await];
+    assert!(outcomes.iter().any(|each| matches!(each, Err(OauthFault::StillRefused))), "{outcomes:?}");
+    assert!(issuer.asked().len() <= 3);
+}
+
+fn key_of(source: &TokenSource) -> TokenKey {
+    TokenKey { tenant: acme(), identity: source.identity() }
+}
+
+async fn dead_holder(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let store = database.open().await;
+    let source = source(&tokens(&store, MASTER_KEY), &issuer);
+    let taken = store.token_turn(&key_of(&source), 0, Uuid::from_u128(9), 1_500).await.unwrap();
+    assert_eq!(taken, TokenTurn::Taken(0));
+    let asked = Instant::now();
+    source.token().await.unwrap();
+    assert!(asked.elapsed() > Duration::from_secs(1), "the turn was the other's");
+    assert_eq!(issuer.asked().len(), 1);
+}
+
+async fn failures(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let nodes = two_nodes(&database, &issuer).await;
+    let body = json!({"error": "invalid_client", "error_description": "s3cret is wrong"}).to_string();
+    issuer.on_token(move |_| Grants::Http(401, body.clone()));
+    let all = join_all((0..20).map(|_| nodes[0].1.token())).await;
+    for each in &all {
+        assert_eq!(
+            each.as_ref().unwrap_err().to_string(),
+            "the token endpoint at 127.0.0.1 refused to give an access token: invalid_client"
+        );
+    }
+    assert_eq!(issuer.asked().len(), 1);
+    issuer.on_token(|_| Grants::Token(3600));
+    let asked = Instant::now();
+    nodes[1].1.token().await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(5), "the turn was given back");
+}
+
+async fn at_rest(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let store = database.open().await;
+    let token = source(&tokens(&store, MASTER_KEY), &issuer).token().await;
+    let dump = database.dump().await;
+    assert!(dump.contains("oauth_tokens"));
+    let hex = hex::encode(TOKEN_CANARY);
+    assert!(!dump.contains(TOKEN_CANARY) && !dump.to_ascii_lowercase().contains(&hex), "{dump}");
+    // The same node after a restart reads what it stored.
+    assert_eq!(text(&source(&tokens(&store, MASTER_KEY), &issuer).token().await), text(&token));
+    assert_eq!(issuer.asked().len(), 1);
+    let other = "k2:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let renewed = source(&tokens(&store, other), &issuer).token().await.unwrap();
+    assert_eq!((renewed.version, issuer.asked().len()), (2, 2));
+}
+
+async fn own(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let store = database.open().await;
+    let node = tokens(&store, MASTER_KEY);
+    let of = |run: u128| source_of(&node, &issuer, SecretOwner::Run(RunUid(Uuid::from_u128(run))));
+    let (first, second, again) = (of(1), of(2), of(1));
+    let texts = [text(&first.token().await), text(&second.token().await), text(&again.token().await)];
+    assert_eq!(issuer.asked().len(), 2);
+    assert!(texts[0] == texts[2] && texts[0] != texts[1]);
+    for source in [&first, &second] {
+        let turn = store.token_turn(&key_of(source), 0, Uuid::from_u128(9), 1_000).await.unwrap();
+        assert_eq!(turn, TokenTurn::Taken(0), "nothing of it is in the store");
+    }
+    // It goes with its last user.
+    drop((first, again));
+    of(1).token().await.unwrap();
+    assert_eq!(issuer.asked().len(), 3);
+}
+
+async fn turns(database: Database) {
+    let store = database.open().await;
+    let key = TokenKey { tenant: acme(), identity: [7; 32] };
+    let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let token = |version| SealedToken { version, key_id: "k1".into(), sealed: vec![1, 2], expires_in_ms: 60_000 };
+    assert_eq!(store.token_turn(&key, 0, a, 5_000).await.unwrap(), TokenTurn::Taken(0));
+    let busy = store.token_turn(&key, 0, b, 5_000).await.unwrap();
+    assert!(matches!(busy, TokenTurn::Busy(left) if (1..=5_000).contains(&left)), "{busy:?}");
+    assert!(!store.token_keep(&key, b, &token(1)).await.unwrap(), "not its turn");
+    assert!(store.token_keep(&key, a, &token(1)).await.unwrap());
+    assert!(!store.token_keep(&key, a, &token(2)).await.unwrap(), "its turn is over");
+    let newer = store.token_turn(&key, 0, b, 5_000).await.unwrap();
+    assert!(matches!(&newer, TokenTurn::Newer(kept) if kept.version == 1 && kept.sealed == [1, 2]), "{newer:?}");
+    // Who has seen version 1 may get the next; who waives lets the next one in at once.
+    assert_eq!(store.token_turn(&key, 1, b, 5_000).await.unwrap(), TokenTurn::Taken(1));
+    store.token_waive(&key, a).await.unwrap();
+    assert!(matches!(store.token_turn(&key, 1, a, 5_000).await.unwrap(), TokenTurn::Busy(_)));
+    store.token_waive(&key, b).await.unwrap();
+    assert_eq!(store.token_turn(&key, 1, a, 0).await.unwrap(), TokenTurn::Taken(1));
+    // A turn that lapsed is another's, and the late token of the first changes nothing.
+    assert_eq!(store.token_turn(&key, 1, b, 5_000).await.unwrap(), TokenTurn::Taken(1));
+    assert!(!store.token_keep(&key, a, &token(2)).await.unwrap());
+    let elsewhere = TokenKey { tenant: TenantId::parse("umbrella").unwrap(), ..key };
+    assert_eq!(store.token_turn(&elsewhere, 0, a, 5_000).await.unwrap(), TokenTurn::Taken(0));
+}
+
+async fn gone_asker(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let source = source(&tokens(&database.open().await, MASTER_KEY), &issuer);
+    let gate = Arc::new(Notify::new());
+    let held = Arc::clone(&gate);
+    issuer.on_token(move |_| Grants::When(Arc::clone(&held)));
+    assert!(timeout(Duration::from_millis(200), source.token()).await.is_err(), "it has gone");
+    issuer.wait_for(1).await;
+    gate.notify_one();
+    source.token().await.unwrap();
+    assert_eq!(issuer.asked().len(), 1);
+}
+
+async fn still_good(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let source = source(&tokens(&database.open().await, MASTER_KEY), &issuer);
+    issuer.on_token(|_| Grants::Token(4));
+    let first = text(&source.token().await);
+    issuer.on_token(|_| Grants::Http(500, "no".to_owned()));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // Renewal begins before the end; until then the token serves.
+    while issuer.asked().len() < 2 {
+        assert_eq!(text(&source.token().await), first);
+        assert!(Instant::now() < deadline);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let refused = source.token().await;
+    assert!(refused.is_err() || text(&refused) == first);
+}
