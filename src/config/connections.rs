@@ -1,4 +1,4 @@
-//! How many connections to MCP servers one node may have open for one tenant.
+//! How many connections to MCP servers one node may have open for one tenant, and for how long.
 
 use super::reader::Reader;
 use super::{Setting, plain};
@@ -14,6 +14,15 @@ pub(super) const MCP_SERVER_CONNECTIONS: Setting = plain(
     "connections to one MCP server that this node may have open for one tenant",
 );
 
+pub(super) const MCP_IDLE_S: Setting = plain(
+    "COUNTERSIGN_MCP_IDLE_S",
+    Some("300"),
+    "seconds after which a connection to an MCP server that nobody uses is closed",
+);
+
+/// Most seconds that an unused connection can be kept.
+const IDLE_MOST: u32 = 24 * 60 * 60;
+
 /// Most connections that can be allowed.
 const MOST: u32 = 1_000_000;
 
@@ -24,10 +33,13 @@ pub struct McpConnections {
     pub tenant: u32,
     /// To one server.
     pub server: u32,
+    /// Seconds after which one that nobody uses is closed.
+    pub idle_s: u32,
 }
 
 pub(super) fn mcp_connections(reader: &mut Reader<'_>) -> Option<McpConnections> {
     let tenant = reader.number(&MCP_TENANT_CONNECTIONS, 1, MOST);
     let server = reader.number(&MCP_SERVER_CONNECTIONS, 1, MOST);
-    Some(McpConnections { tenant: tenant?, server: server? })
+    let idle_s = reader.number(&MCP_IDLE_S, 1, IDLE_MOST);
+    Some(McpConnections { tenant: tenant?, server: server?, idle_s: idle_s? })
 }

@@ -26,7 +26,7 @@ use crate::auth::{AuthSettings, JwksSource};
 use crate::net::EgressAllow;
 use crate::secrets::KeyRing;
 pub use connections::McpConnections;
-use connections::{MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
+use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
 pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
@@ -93,7 +93,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 28] = [
+pub const SETTINGS: [Setting; 29] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -111,6 +111,7 @@ pub const SETTINGS: [Setting; 28] = [
     TENANT_MAX_CALLS,
     MCP_TENANT_CONNECTIONS,
     MCP_SERVER_CONNECTIONS,
+    MCP_IDLE_S,
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,

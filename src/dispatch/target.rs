@@ -34,9 +34,9 @@ pub(super) struct Target {
 
 impl Target {
     /// Takes out what it was told until now: tokens are got while it is spoken to.
-    pub(super) fn told(self) -> Redactor {
+    pub(super) fn told(&self) -> Redactor {
         let spoken = self.reached.bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();
-        self.told.and(&spoken)
+        self.told.clone().and(&spoken)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Builds the shells from the settings, starts and stops the tasks: the one place that knows all.
 
+mod settings;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +14,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::settings::{declared, executor_settings, keep, pool_settings};
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
-use crate::config::{Config, KeepDays, Wake};
-use crate::dispatch::{Declared, Dispatch, Watched};
-use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
+use crate::config::{Config, Wake};
+use crate::dispatch::{Dispatch, Watched};
+use crate::executor::{Executor, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
-use crate::mcp::{McpPool, PoolSettings, StdioServer};
+use crate::mcp::McpPool;
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
 use crate::oauth::{TokenParts, Tokens};
@@ -29,7 +32,7 @@ use crate::secrets::KeyRing;
 use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
-use crate::store::retention::{Keep, Retention};
+use crate::store::retention::Retention;
 use crate::store::wake::Hint;
 use crate::store::{Claim, Store};
 
@@ -340,38 +343,6 @@ async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> 
         keys.open_stored(&tenant, &stored).context(KEYS_DO_NOT_OPEN)?;
     }
     Ok(())
-}
-
-/// How connections to MCP servers are kept.
-fn pool_settings(config: &Config) -> PoolSettings {
-    let most = |connections: u32| usize::try_from(connections).unwrap_or(usize::MAX);
-    PoolSettings::bounded(most(config.mcp_connections.tenant), most(config.mcp_connections.server))
-}
-
-/// The servers of the configuration file.
-fn declared(config: &Config) -> Declared {
-    let mut declared = Declared::default();
-    for server in config.mcp_servers.iter().cloned() {
-        let tenants = server.tenants.map(|tenants| tenants.into_iter().collect());
-        let (name, command) = (server.name, server.command);
-        declared.add(StdioServer { name, command, args: server.args, env: server.env, cwd: server.cwd }, tenants);
-    }
-    declared
-}
-
-fn executor_settings(config: &Config) -> ExecutorSettings {
-    ExecutorSettings {
-        lease: Duration::from_secs(config.lease_s.into()),
-        max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
-        tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
-        tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
-        catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
-    }
-}
-
-fn keep(days: KeepDays) -> Keep {
-    let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
-    Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
 }
 
 /// The executor as commands see it.
