@@ -18,7 +18,7 @@ use crate::auth::{Grant, Scope, mint, parse_ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, Config};
 use crate::http::openapi;
-use crate::mcp::demo;
+use crate::mcp::{demo, stand_guard};
 use crate::run::ids::{Actor, TenantId};
 use crate::secrets::rotate::rotate;
 use crate::telemetry;
@@ -47,8 +47,8 @@ pub struct TokenArguments {
 ///
 /// # Errors
 /// With the part that does not work.
-pub fn dev(listen: SocketAddr, data: &Path) -> anyhow::Result<()> {
-    let config = Config::dev(data, listen, &config::process_env)?;
+pub fn dev(listen: SocketAddr, data: &Path, file: Option<&Path>) -> anyhow::Result<()> {
+    let config = with_file(Config::dev(data, listen, &config::process_env)?, file)?;
     telemetry::start_logs(config.log, config.log_filter.as_deref())?;
     runtime()?.block_on(async {
         let stop = CancellationToken::new();
@@ -89,8 +89,8 @@ async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToke
 ///
 /// # Errors
 /// With the setting or the part that does not work.
-pub fn serve(migrate: bool) -> anyhow::Result<()> {
-    let config = Config::from_env(&config::process_env)?;
+pub fn serve(migrate: bool, file: Option<&Path>) -> anyhow::Result<()> {
+    let config = with_file(Config::from_env(&config::process_env)?, file)?;
     telemetry::start_logs(config.log, config.log_filter.as_deref())?;
     for warning in config.warnings.iter().chain(&config::unknown_variables()) {
         tracing::warn!("{warning}");
@@ -102,6 +102,22 @@ pub fn serve(migrate: bool) -> anyhow::Result<()> {
         tracing::info!(address = %server.address(), "ready");
         server.run_until(asked_to_stop()?).await
     })
+}
+
+/// The settings with what the file declares. This program itself stands guard over the processes that come of it.
+fn with_file(config: Config, file: Option<&Path>) -> anyhow::Result<Config> {
+    let Some(file) = file else { return Ok(config) };
+    let mut config = config.with_file(file)?;
+    config.stdio_guard = Some(std::env::current_exe().context("the path of this program")?);
+    Ok(config)
+}
+
+/// Stands guard over the processes of MCP servers until standard input closes, then ends those that are left.
+///
+/// # Errors
+/// When standard input does not read.
+pub fn stdio_guard() -> anyhow::Result<()> {
+    Ok(stand_guard(std::io::stdin().lock())?)
 }
 
 #[cfg(debug_assertions)]

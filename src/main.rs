@@ -27,9 +27,15 @@ enum Command {
         /// Where the database and the keys are kept.
         #[arg(long, default_value = ".countersign")]
         data: PathBuf,
+        /// A TOML file that declares MCP servers.
+        #[arg(long)]
+        config: Option<PathBuf>,
     },
-    /// Start a production server; every setting comes from the environment, see `config`.
+    /// Start a production server; every setting that is one value comes from the environment, see `config`.
     Serve {
+        /// A TOML file that declares MCP servers.
+        #[arg(long)]
+        config: Option<PathBuf>,
         /// Refuse to start on an old schema instead of bringing it up to date.
         #[arg(long)]
         no_migrate: bool,
@@ -45,6 +51,9 @@ enum Command {
     Token(cli::TokenArguments),
     /// Print every setting, secrets redacted.
     Config,
+    /// Started by the server itself: ends the processes of MCP servers when it is killed.
+    #[command(hide = true)]
+    StdioGuard,
 }
 
 #[derive(Subcommand)]
@@ -55,12 +64,13 @@ enum Secrets {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
-        Command::Dev { listen, data } => cli::dev(listen, &data),
-        Command::Serve { no_migrate } => cli::serve(!no_migrate),
+        Command::Dev { listen, data, config } => cli::dev(listen, &data, config.as_deref()),
+        Command::Serve { config, no_migrate } => cli::serve(!no_migrate, config.as_deref()),
         Command::Migrate => cli::migrate(),
         Command::Secrets(Secrets::Rotate) => cli::rotate_secrets(),
         Command::Openapi => cli::openapi(),
         Command::Token(arguments) => cli::token(&arguments),
         Command::Config => cli::config(),
+        Command::StdioGuard => cli::stdio_guard(),
     }
 }

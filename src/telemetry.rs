@@ -2,7 +2,9 @@
 //!
 //! Counters, all `countersign_…`: `http_requests_total{method,route,status}`, `http_request_seconds{route}`,
 //! `runs_finished_total{status}`, `calls_settled_total{stage}`, `model_requests_total{provider,outcome}`,
-//! `journal_batch_commits`, `event_readers`.
+//! `journal_batch_commits`, `event_readers`; of MCP servers `mcp_connections{transport}`, `mcp_connects_total{transport}`,
+//! `mcp_connect_failures_total{transport,kind}`, `mcp_breaker_openings_total`, `mcp_waiting`, `mcp_calls_total{outcome}`,
+//! `mcp_call_seconds`.
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -84,7 +86,25 @@ pub fn start_metrics() -> Result<PrometheusHandle, TelemetryFault> {
     describe_histogram!("countersign_claim_seconds", Unit::Seconds, "Time that one look for due runs took");
     describe_histogram!("countersign_room_wait_seconds", Unit::Seconds, "Time that a run waited for room for a call");
     describe_gauge!("countersign_event_readers", "Open event streams");
+    describe_mcp();
     Ok(handle)
+}
+
+fn describe_mcp() {
+    describe_gauge!("countersign_mcp_connections", "Open connections to MCP servers, by transport");
+    describe_counter!("countersign_mcp_connects_total", "Connections that were opened, by transport");
+    describe_counter!(
+        "countersign_mcp_connect_failures_total",
+        "Connections that failed to open, by transport and kind"
+    );
+    describe_counter!("countersign_mcp_breaker_openings_total", "Times that a server was taken for down");
+    describe_gauge!("countersign_mcp_waiting", "Callers that wait for a free connection");
+    describe_counter!("countersign_mcp_calls_total", "Calls of MCP tools, by outcome");
+    describe_histogram!(
+        "countersign_mcp_call_seconds",
+        Unit::Seconds,
+        "Time of a call of an MCP tool, with its retries"
+    );
 }
 
 #[cfg(test)]

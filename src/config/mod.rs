@@ -2,14 +2,17 @@
 //!
 //! All faults are reported at once, each by the name of its setting; no value of a secret is ever printed.
 
+mod connections;
 mod dev;
 #[cfg(debug_assertions)]
 mod failpoints;
 mod keep;
 mod reader;
 mod report;
+mod servers;
 #[cfg(test)]
 mod tests;
+mod unknown;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -22,9 +25,13 @@ use url::Url;
 use crate::auth::{AuthSettings, JwksSource};
 use crate::net::EgressAllow;
 use crate::secrets::KeyRing;
+pub use connections::McpConnections;
+use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
 pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
+pub use servers::DeclaredServer;
+pub use unknown::unknown_variables;
 
 /// Smallest shared secret, in bytes: the strength of HS256.
 const SECRET_MIN: usize = 32;
@@ -86,7 +93,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 26] = [
+pub const SETTINGS: [Setting; 29] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -102,6 +109,9 @@ pub const SETTINGS: [Setting; 26] = [
     MAX_RUNNING,
     TENANT_MAX_RUNNING,
     TENANT_MAX_CALLS,
+    MCP_TENANT_CONNECTIONS,
+    MCP_SERVER_CONNECTIONS,
+    MCP_IDLE_S,
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,
@@ -138,6 +148,12 @@ pub struct Config {
     pub tenant_max_running: u32,
     /// Tool calls of one tenant that this node has out at once.
     pub tenant_max_calls: u32,
+    /// Connections to MCP servers that this node may have open for one tenant.
+    pub mcp_connections: McpConnections,
+    /// MCP servers that are processes of this node.
+    pub mcp_servers: Vec<DeclaredServer>,
+    /// The program that ends them when this process is killed; `None`: nobody does.
+    pub stdio_guard: Option<PathBuf>,
     /// Milliseconds that a reading of a server's tools counts.
     pub catalog_max_age_ms: u32,
     /// How nodes tell each other what changed.
@@ -249,6 +265,7 @@ impl Config {
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
         let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
         let tenant_max_calls = reader.number(&TENANT_MAX_CALLS, 1, 1_000_000);
+        let mcp_connections = mcp_connections(reader);
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
@@ -275,6 +292,9 @@ impl Config {
             max_running: max_running?,
             tenant_max_running: tenant_max_running?,
             tenant_max_calls: tenant_max_calls?,
+            mcp_connections: mcp_connections?,
+            mcp_servers: Vec::new(),
+            stdio_guard: None,
             catalog_max_age_ms: catalog_max_age_ms?,
             wake: wake?,
             drain_s: drain_s?,
@@ -291,25 +311,6 @@ impl Config {
 /// The environment of this process. Text that is not UTF-8 keeps a mark that the reader refuses.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
-/// A warning for every `COUNTERSIGN_…` variable of this process that no setting has: a typing error would
-/// otherwise silently leave a default.
-pub fn unknown_variables() -> Vec<String> {
-    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    warn_unknown(names)
-}
-
-fn warn_unknown(names: impl Iterator<Item = String>) -> Vec<String> {
-    #[cfg(debug_assertions)]
-    let names = names.filter(|name| !name.starts_with(failpoints::PREFIX));
-    let unknown = |name: &String| {
-        name.starts_with("COUNTERSIGN_") && !SETTINGS.iter().any(|setting| setting.name == name.as_str())
-    };
-    let mut warnings: Vec<String> =
-        names.filter(unknown).map(|name| format!("{name} is not a setting of this version")).collect();
-    warnings.sort();
-    warnings
 }
 
 fn database_url(reader: &mut Reader<'_>) -> Option<SecretString> {

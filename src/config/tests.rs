@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::unknown::warn_unknown;
 use super::*;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use secrecy::{ExposeSecret as _, SecretString};
 use url::Url;
 
-use crate::mcp::{Bearer, BearerSource, BearerToken, McpFault};
+use crate::mcp::{Bearer, BearerSource, BearerToken, FaultKind, McpFault};
 use crate::oauth::{AccessToken, ClientSecret, Grant, OauthFault, TokenSource, Tokens};
 use crate::run::ids::TenantId;
 use crate::run::spec::McpAuth;
@@ -53,7 +53,7 @@ pub(super) fn credential(
 struct Renewed(TokenSource);
 
 fn taken(got: Result<AccessToken, OauthFault>) -> Result<BearerToken, McpFault> {
-    let token = got.map_err(|fault| McpFault { message: fault.to_string() })?;
+    let token = got.map_err(|fault| McpFault::of(FaultKind::Forbidden, fault.to_string()))?;
     Ok(BearerToken { version: token.version, value: token.value })
 }
 

@@ -22,7 +22,7 @@ use url::Url;
 
 pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
-pub use declared::{Declared, NothingDeclared};
+pub use declared::Declared;
 pub use gate::Gate;
 pub use registry::SecretFault;
 
@@ -147,13 +147,13 @@ impl Dispatch {
         store: Arc<dyn Store>,
         tokens: Arc<Tokens>,
     ) -> Self {
-        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Arc::new(NothingDeclared));
+        let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Declared::default());
         Self { pool, egress, keys, store, registry, tokens }
     }
 
     /// The same with servers that the operator declared.
     #[must_use]
-    pub fn with_declared(mut self, declared: Arc<dyn Declared>) -> Self {
+    pub fn with_declared(mut self, declared: Declared) -> Self {
         self.registry.declared = declared;
         self
     }
@@ -313,9 +313,13 @@ impl Dispatch {
         let Some((entry, request)) = prepare(caller, binding, call) else {
             return Outcome::NotSent(ToolError::new("no-target", "The call has no server to go to."));
         };
-        let request = ToolRequest { progress: out.progress, ..request };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(target) => {
+                let target = Arc::new(target);
+                let asked = Arc::clone(&target);
+                let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| asked.told().ask(ask));
+                let asks = entry.offers_asks().then(door);
+                let request = ToolRequest { progress: out.progress, asks, ..request };
                 let outcome = self.pool.call(&caller.tenant, &target.reached, request, out.cancel).await;
                 target.told().outcome(outcome)
             }
@@ -354,7 +358,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         progress: ProgressSink::none(),
         output_schema: tool.output_schema.clone(),
         may_leave: caller.may_leave.clone(),
-        asks: entry.offers_asks().then(|| AskDoor { call: call.key, sender: caller.asks.clone() }),
+        asks: None,
         continuation: call.asked.as_deref().map(continuation),
     };
     Some((entry, request))

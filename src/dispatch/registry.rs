@@ -7,8 +7,9 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
-use super::declared::Declared;
+use super::declared::{Declared, declared_entry};
 use super::fresh::Fresh;
+use crate::mcp::StdioServer;
 use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::ids::TenantId;
 use crate::run::spec::McpEntry;
@@ -40,6 +41,8 @@ impl Opened {
 pub(super) struct Server {
     /// As it was registered.
     pub(super) entry: McpEntry,
+    /// What it is when the operator declared it.
+    pub(super) process: Option<Arc<StdioServer>>,
     /// What it is told; `Err`: why that cannot be had.
     pub(super) secret: Result<Option<Opened>, String>,
 }
@@ -83,13 +86,13 @@ pub(super) struct Looked<V> {
 pub(super) struct Registry {
     store: Arc<dyn Store>,
     keys: Arc<KeyRing>,
-    pub(super) declared: Arc<dyn Declared>,
+    pub(super) declared: Declared,
     servers: Fresh<Option<Arc<Server>>>,
     secrets: Fresh<Option<Arc<Result<Opened, String>>>>,
 }
 
 impl Registry {
-    pub(super) fn new(store: Arc<dyn Store>, keys: Arc<KeyRing>, declared: Arc<dyn Declared>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, keys: Arc<KeyRing>, declared: Declared) -> Self {
         Self { store, keys, declared, servers: Fresh::new(), secrets: Fresh::new() }
     }
 
@@ -120,7 +123,9 @@ impl Registry {
 
     async fn server_read(&self, tenant: &TenantId, name: &str) -> Result<Option<Arc<Server>>, StoreError> {
         let Some((registered, secret)) = self.store.server_fetch(tenant, name).await? else {
-            return Ok(self.declared.server(name).map(|entry| Arc::new(Server { entry, secret: Ok(None) })));
+            let process = self.declared.find(tenant, name).map(Arc::clone);
+            let server = |process| Server { entry: declared_entry(), process: Some(process), secret: Ok(None) };
+            return Ok(process.map(|process| Arc::new(server(process))));
         };
         let entry = registered.registration.entry;
         let secret = match (&entry.auth, secret) {
@@ -128,7 +133,7 @@ impl Registry {
             (Some(auth), None) => Err(format!("its secret {:?} is not stored", auth.secret())),
             (Some(_), Some(secret)) => self.opened(tenant, &secret).map(Some),
         };
-        Ok(Some(Arc::new(Server { entry, secret })))
+        Ok(Some(Arc::new(Server { entry, process: None, secret })))
     }
 
     /// A stored secret by its name; inside, why it does not open.

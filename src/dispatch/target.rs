@@ -9,7 +9,7 @@ use url::Url;
 use super::credential::{Credential, credential};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::{Dispatch, Sighting, Unreachable};
-use crate::mcp::{McpTarget, Offers};
+use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer};
 use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::ids::{Fence, RunUid, TenantId};
@@ -34,9 +34,9 @@ pub(super) struct Target {
 
 impl Target {
     /// Takes out what it was told until now: tokens are got while it is spoken to.
-    pub(super) fn told(self) -> Redactor {
+    pub(super) fn told(&self) -> Redactor {
         let spoken = self.reached.bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();
-        self.told.and(&spoken)
+        self.told.clone().and(&spoken)
     }
 }
 
@@ -78,6 +78,9 @@ impl Dispatch {
     ) -> Result<Target, String> {
         let server = self.server(tenant, name, Duration::MAX).await?;
         let server = server.ok_or_else(|| format!("there is no registered server named '{name}' any more"))?;
+        if let Some(process) = &server.process {
+            return Ok(process_target(process, entry, drive, secrets));
+        }
         let url = address_of(&server.entry)?;
         let secret = match (&server.entry.auth, &server.secret) {
             (None, _) | (Some(_), Ok(None)) => None,
@@ -189,9 +192,9 @@ impl Dispatch {
         Ok(self.server(tenant, name, Duration::ZERO).await?.map(|server| server.entry.clone()))
     }
 
-    /// Whether the operator declared that name for everybody.
+    /// Whether the operator declared that name, for whomever.
     pub fn is_declared(&self, name: &str) -> bool {
-        self.registry.declared.server(name).is_some()
+        self.registry.declared.has(name)
     }
 
     /// Servers or secrets were changed, by this node or another: what leads elsewhere now is seen at the next use.
@@ -243,11 +246,9 @@ fn put_together(
     let secret = told.as_ref().map(|told| &told.secret);
     let redactor = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret));
     let (secret_header, bearer) = told.map(|told| (told.header, told.bearer)).unwrap_or_default();
-    let asks = Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() };
-    // Where no run is, nothing can be asked of it.
-    let offers = if whose.drive.is_some() { asks } else { Offers::default() };
+    let offers = offers_of(entry, whose.drive);
     let reached = McpTarget {
-        url,
+        endpoint: Endpoint::Http(url),
         headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         secret_header,
         bearer,
@@ -258,6 +259,32 @@ fn put_together(
         origin: whose.origin,
     };
     Target { reached, told: redactor }
+}
+
+/// A process of ours. What the operator gave it to keep is taken out of what it says.
+fn process_target(process: &Arc<StdioServer>, entry: &McpEntry, drive: Option<Drive>, secrets: &RunSecrets) -> Target {
+    let offers = offers_of(entry, drive);
+    let given = process.env.iter().map(|(_, value)| value);
+    let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(given));
+    let reached = McpTarget {
+        endpoint: Endpoint::Stdio(Arc::clone(process)),
+        headers: Vec::new(),
+        secret_header: None,
+        bearer: None,
+        timeouts: entry.timeouts,
+        private_to: drive.filter(|_| offers.any()),
+        offers,
+        origin: Some(server_origin(&process.name)),
+    };
+    Target { reached, told }
+}
+
+/// What a server may ask of the run. Where no run is, nothing can be asked of it.
+fn offers_of(entry: &McpEntry, drive: Option<Drive>) -> Offers {
+    match drive {
+        Some(_) => Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() },
+        None => Offers::default(),
+    }
 }
 
 fn address_of(entry: &McpEntry) -> Result<Url, String> {

@@ -5,6 +5,8 @@
 #![expect(deprecated, reason = "the newest revision of the protocol deprecates sampling, and servers use it")]
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use rmcp::RoleClient;
 use rmcp::model::{
@@ -20,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use url::Url;
 
 use super::Offers;
-use super::transport::TrackedClient;
+use super::link::Link;
 use crate::run::ask::{Ask, Questions, Reply, SampleMessage, SampleRequest};
 use crate::run::ids::CallKey;
 use crate::run::json::is_too_deep;
@@ -50,13 +52,34 @@ pub struct ServerAsk {
 #[error("{0}")]
 pub struct AskRefusal(pub String);
 
+/// Takes out of a question what nobody may see; `None` when it makes no sense without.
+type Clean = dyn Fn(&Ask) -> Option<Ask> + Send + Sync;
+
 /// Where questions about one call go.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct AskDoor {
     /// The call.
     pub call: CallKey,
     /// The run that drives it.
-    pub sender: mpsc::Sender<ServerAsk>,
+    sender: mpsc::Sender<ServerAsk>,
+    clean: Arc<Clean>,
+}
+
+impl AskDoor {
+    /// Questions about this call go to that run, once they are clean.
+    pub fn new(
+        call: CallKey,
+        sender: mpsc::Sender<ServerAsk>,
+        clean: impl Fn(&Ask) -> Option<Ask> + Send + Sync + 'static,
+    ) -> Self {
+        Self { call, sender, clean: Arc::new(clean) }
+    }
+}
+
+impl fmt::Debug for AskDoor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AskDoor").field(&self.call).finish()
+    }
 }
 
 /// The replies to what a server answered a call with.
@@ -87,11 +110,11 @@ pub(super) type SampleResult = CreateMessageResult;
 /// The side of a connection that servers ask.
 pub(super) struct Asker {
     offers: Offers,
-    client: TrackedClient,
+    client: Link,
 }
 
 impl Asker {
-    pub(super) const fn new(offers: Offers, client: TrackedClient) -> Self {
+    pub(super) const fn new(offers: Offers, client: Link) -> Self {
         Self { offers, client }
     }
 
@@ -157,6 +180,7 @@ impl Asker {
         let Some(door) = self.client.door_of(origin.as_ref()) else {
             return Err(refused("no call of the run is out that this could be about"));
         };
+        let ask = (door.clean)(&ask).ok_or_else(|| refused("the question repeats a secret and cannot be shown"))?;
         let (reply, replied) = oneshot::channel();
         let asked = ServerAsk { call: door.call, ask, reply };
         if door.sender.send(asked).await.is_err() {

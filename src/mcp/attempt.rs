@@ -64,6 +64,8 @@ pub(super) struct Attempt {
     headers: HeaderMap,
     may_leave: MayLeave,
     asks: Option<AskDoor>,
+    /// Whether it reads a list of tools, which the protocol library must not read as it is.
+    is_list: bool,
     state: Mutex<(Stage, Option<Route>)>,
     settled: Notify,
 }
@@ -71,12 +73,31 @@ pub(super) struct Attempt {
 impl Attempt {
     /// An attempt whose request carries these headers: of a call `Idempotency-Key`, and what its tool wants to see.
     pub(super) fn new(headers: HeaderMap, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
-        Arc::new(Self { headers, may_leave, asks, state: Mutex::new((Stage::Queued, None)), settled: Notify::new() })
+        Arc::new(Self {
+            headers,
+            may_leave,
+            asks,
+            is_list: false,
+            state: Mutex::new((Stage::Queued, None)),
+            settled: Notify::new(),
+        })
     }
 
     /// A question: it may be asked at any time, and as often as one likes.
     pub(super) fn of_question() -> Arc<Self> {
         Self::new(HeaderMap::new(), MayLeave::new(|| true), None)
+    }
+
+    /// A question for a list of tools.
+    pub(super) fn of_listing() -> Arc<Self> {
+        let (headers, may_leave) = (HeaderMap::new(), MayLeave::new(|| true));
+        let (state, settled) = (Mutex::new((Stage::Queued, None)), Notify::new());
+        Arc::new(Self { headers, may_leave, asks: None, is_list: true, state, settled })
+    }
+
+    /// Whether it reads a list of tools.
+    pub(super) fn is_list(&self) -> bool {
+        self.is_list
     }
 
     /// The headers of this request alone.

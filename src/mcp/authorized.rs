@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
-use serde_json::json;
 
 use super::attempt::{Attempt, HttpRefusal, Stage};
 use super::bearer::{Pass, required};
 use super::transport::TrackedClient;
-use super::wire::{Fault, IDEMPOTENCY_KEY, Post, Posted, describe, fault, headers_of};
+use super::wire::{Fault, IDEMPOTENCY_KEY, Post, Posted, cancellation, describe, fault, headers_of};
 use crate::failpoint;
 use crate::net::Challenge;
 
@@ -50,11 +49,7 @@ impl TrackedClient {
     pub(super) async fn cancel_call(&self, attempt: &Attempt, patience: Duration) {
         let Some(route) = attempt.route() else { return };
         self.mark_told(&route.id);
-        let message = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/cancelled",
-            "params": { "requestId": route.id, "reason": "the run was cancelled" },
-        });
+        let message = cancellation(&route.id);
         let mut headers = route.headers;
         headers.remove(IDEMPOTENCY_KEY);
         let telling = async {
@@ -62,7 +57,7 @@ impl TrackedClient {
             if let Err(fault) = Pass::of(self.bearer(), &mut headers).await {
                 tracing::debug!(%fault, "a cancellation goes with the token of its call");
             }
-            self.request(Method::POST).headers(headers).body(message.to_string()).send().await
+            self.request(Method::POST).headers(headers).body(message).send().await
         };
         failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, telling).await {

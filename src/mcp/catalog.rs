@@ -16,6 +16,7 @@ use super::McpFault;
 use super::attempt::{Attempt, Stage};
 use super::connection::Connection;
 use super::listing::Reader;
+use super::pool::Lease;
 use super::schemas::Schemas;
 use crate::failpoint;
 use crate::run::binding::ServedCatalog;
@@ -77,7 +78,7 @@ impl Reading {
 /// A reading, and whether it still holds. While it is kept, its connection is in use.
 #[derive(Clone)]
 pub struct Subscription {
-    connection: Arc<Connection>,
+    lease: Arc<Lease>,
     announced: u64,
 }
 
@@ -93,15 +94,16 @@ pub enum News {
 }
 
 impl Subscription {
-    pub(super) fn new(connection: Arc<Connection>, reading: &Reading) -> Self {
-        Self { connection, announced: reading.announced }
+    pub(super) fn new(lease: Lease, reading: &Reading) -> Self {
+        Self { lease: Arc::new(lease), announced: reading.announced }
     }
 
     /// What became of the reading since.
     pub fn news(&self) -> News {
-        if self.connection.catalog.announcements.count() != self.announced {
+        let connection = self.lease.connection();
+        if connection.catalog.announcements.count() != self.announced {
             News::Announced
-        } else if self.connection.is_alive() {
+        } else if connection.is_alive() {
             News::None
         } else {
             News::Lost
@@ -199,7 +201,7 @@ impl Connection {
 
     /// One page as the server wrote it: the protocol library reads a page as a whole or not at all.
     async fn read_page(&self, cursor: Option<String>, until: Instant) -> Result<Listed, McpFault> {
-        let attempt = Attempt::of_question();
+        let attempt = Attempt::of_listing();
         let _entry = self.enter(&attempt);
         let mut params = PaginatedRequestParams::default();
         params.cursor = cursor;

@@ -13,25 +13,29 @@ use rmcp::model::{
     ClientRequest, CustomRequest, CustomResult, ElicitRequestParams, ElicitResult, ErrorData, Implementation,
     JsonObject, ProgressNotificationParam, ProtocolVersion, RequestId, RequestMetaObject,
 };
-use rmcp::service::{NotificationContext, PeerRequestOptions, RequestContext, RunningService, ServiceError};
+use rmcp::service::{
+    ClientLifecycleMode, NotificationContext, PeerRequestOptions, RequestContext, RunningService, ServiceError,
+};
+use rmcp::transport::Transport;
 use rmcp::{ClientHandler, Peer, RoleClient};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
 use super::asks::{Asker, SampleParams, SampleResult};
 use super::attempt::{Attempt, Stage};
 use super::catalog::{Announcements, CatalogCache};
 use super::ears::Ears;
 use super::era::Eras;
-use super::handshake::{Dial, Shaken, Undone};
+use super::handshake::{Dial, Shaken, Undone, shake};
+use super::link::Link;
 use super::listen::Ear;
 use super::outcome::Ended;
 use super::params;
 use super::progress::Listeners;
-use super::transport::TrackedClient;
 use super::wire::IDEMPOTENCY_KEY;
-use super::{McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
+use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, Sighting, ToolRequest};
 use crate::net::Egress;
 use crate::run::binding::ServedCatalog;
 
@@ -42,7 +46,7 @@ const HANDOVER: Duration = Duration::from_secs(1);
 
 /// A live connection.
 pub(super) struct Connection {
-    client: TrackedClient,
+    client: Link,
     peer: Peer<RoleClient>,
     service: Mutex<Option<RunningService<RoleClient, Listener>>>,
     progress: Listeners,
@@ -106,21 +110,21 @@ impl ClientHandler for Listener {
 }
 
 impl Connection {
-    /// Connects and agrees on a protocol revision, within the target's connect time.
+    /// Connects over HTTP and agrees on a protocol revision, within the target's connect time.
     ///
     /// # Errors
     /// What went wrong, in words without secrets.
-    pub(super) async fn open(
-        http: &reqwest::Client,
-        egress: &Egress,
+    pub(super) async fn open_http(
+        (http, egress): (&reqwest::Client, &Egress),
+        url: &Url,
         target: &McpTarget,
         settings: PoolSettings,
         eras: &Arc<Eras>,
     ) -> Result<Self, McpFault> {
-        egress.check(&target.url).map_err(|refusal| McpFault::new(refusal.to_string()))?;
+        egress.check(url).map_err(|refusal| McpFault::of(FaultKind::Forbidden, refusal.to_string()))?;
         let patience = Duration::from_millis(target.timeouts.connect_ms);
-        let (server, was_old) = (target.url.as_str(), eras.is_old(target.url.as_str()));
-        let dial = Dial { http, egress, target, settings, until: Instant::now() + patience };
+        let (server, was_old) = (url.as_str(), eras.is_old(url.as_str()));
+        let dial = Dial { http, egress, url, target, settings, until: Instant::now() + patience };
         let shaken = match dial.handshake(was_old).await {
             // It may have moved on to the newer era since it was asked.
             Err(Undone::Refused(_)) if was_old => dial.handshake(false).await,
@@ -134,14 +138,32 @@ impl Connection {
             }
             Err(undone) => {
                 eras.learn(server, None);
-                Err(match undone {
-                    Undone::Refused(why) => unreachable(dial.older_transport().await.unwrap_or(why)),
-                    Undone::Silent => unreachable(format!("no handshake within {} ms", patience.as_millis())),
-                    Undone::Unreachable(why) => unreachable(why),
-                    Undone::Misconfigured(fault) => fault,
+                let older = match &undone {
+                    Undone::Refused(_) => dial.older_transport().await,
+                    Undone::Silent | Undone::Unreachable(_) | Undone::Misconfigured(_) => None,
+                };
+                Err(match older {
+                    Some(why) => unreachable((FaultKind::Protocol, why)),
+                    None => fault_of(undone, patience),
                 })
             }
         }
+    }
+
+    /// Agrees on a protocol revision over a transport that there is.
+    ///
+    /// # Errors
+    /// What went wrong, in words without secrets.
+    pub(super) async fn open_on(
+        (transport, link): (impl Transport<RoleClient> + 'static, Link),
+        offers: Offers,
+        lifecycle: ClientLifecycleMode,
+        patience: Duration,
+        (server, eras): (&str, &Arc<Eras>),
+    ) -> Result<Self, McpFault> {
+        let ears = Ears::new(Arc::default());
+        let shaken = shake((transport, link), ears, offers, lifecycle, Instant::now() + patience).await;
+        shaken.map(|shaken| Self::of(shaken, server, eras)).map_err(|undone| fault_of(undone, patience))
     }
 
     fn of(shaken: Shaken, server: &str, eras: &Arc<Eras>) -> Self {
@@ -170,6 +192,11 @@ impl Connection {
     /// Whether calls can still be made on it.
     pub(super) fn is_alive(&self) -> bool {
         !self.retired.load(Ordering::Acquire) && !self.peer.is_transport_closed() && !self.client.session_lost()
+    }
+
+    /// How many calls are out on it.
+    pub(super) fn calls_out(&self) -> usize {
+        self.client.calls_out()
     }
 
     /// Takes it out of use; calls that are out go on.
@@ -213,7 +240,7 @@ impl Connection {
 
     /// What a failed listing failed of.
     pub(super) fn last_fault(&self) -> Option<String> {
-        self.client.last_fault()
+        self.client.last_fault().map(|(_kind, text)| text)
     }
 
     /// What the server said of itself in the handshake, beside its tools.
@@ -221,7 +248,10 @@ impl Connection {
     /// # Errors
     /// The connection has gone.
     pub(super) fn sighting(&self, catalog: Arc<ServedCatalog>, latency: Duration) -> Result<Sighting, McpFault> {
-        let info = self.peer.peer_info().ok_or_else(|| unreachable("the connection ended".to_owned()))?;
+        let info = self
+            .peer
+            .peer_info()
+            .ok_or_else(|| unreachable((FaultKind::Unreachable, "the connection ended".to_owned())))?;
         let json = |value: Result<serde_json::Value, serde_json::Error>| value.unwrap_or_default();
         Ok(Sighting {
             protocol_version: info.protocol_version.to_string(),
@@ -285,9 +315,9 @@ impl Connection {
     async fn cancel(&self, attempt: &Attempt, id: RequestId, grace: Duration) -> Ended {
         let until = Instant::now() + grace;
         if attempt.close() != Stage::Queued {
-            // In the era of sessions a notice is sent and the answer's stream stays open. In the newer one closing the
-            // stream is the notice, so the grace comes first.
-            if self.has_sessions {
+            // In the era of sessions, and to a process, a notice is sent and the answer can still come. Over HTTP in the
+            // newer one closing the stream is the notice, so the grace comes first.
+            if self.has_sessions || self.client.is_stdio() {
                 self.client.cancel_call(attempt, grace).await;
             }
             if tokio::time::timeout_at(until, attempt.settled()).await.is_ok() {
@@ -312,7 +342,7 @@ pub(super) struct CallLimits {
 
 /// A call or a listing in the table of those that are out.
 pub(super) struct Entry<'a> {
-    client: &'a TrackedClient,
+    client: &'a Link,
     attempt: &'a Attempt,
 }
 
@@ -351,6 +381,15 @@ fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
         .with_meta(RequestMetaObject::from(meta))
 }
 
-fn unreachable(why: String) -> McpFault {
-    McpFault::new(format!("The MCP server could not be reached: {why}."))
+fn fault_of(undone: Undone, patience: Duration) -> McpFault {
+    match undone {
+        Undone::Refused(why) => unreachable((FaultKind::Protocol, why)),
+        Undone::Silent => unreachable((FaultKind::TimeOut, format!("no handshake within {} ms", patience.as_millis()))),
+        Undone::Unreachable(why) => unreachable(why),
+        Undone::Misconfigured(fault) => fault,
+    }
+}
+
+fn unreachable((kind, why): (FaultKind, String)) -> McpFault {
+    McpFault::of(kind, format!("The MCP server could not be reached: {why}."))
 }

@@ -28,6 +28,11 @@ impl Ears {
         Arc::new(Self { announcements, settled: watch::Sender::new(true), expected, listed })
     }
 
+    /// What is announced on the connection.
+    pub(super) fn announcements(&self) -> Arc<Announcements> {
+        Arc::clone(&self.announcements)
+    }
+
     /// A stream will be asked for.
     pub(super) fn expect(&self) {
         if !self.expected.swap(true, Ordering::AcqRel) {

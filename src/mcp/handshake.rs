@@ -10,20 +10,22 @@ use http::{HeaderName, HeaderValue, header};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, RunningService};
-use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
-use secrecy::ExposeSecret as _;
+use rmcp::transport::{StreamableHttpClientTransport, Transport};
 use tokio::time::Instant;
+use url::Url;
 
 use super::asks::Asker;
 use super::catalog::Announcements;
 use super::connection::Listener;
 use super::ears::Ears;
+use super::headers::headers_of;
+use super::link::Link;
 use super::progress::Listeners;
 use super::transport::TrackedClient;
-use super::wire::{EVENT_STREAM, IDEMPOTENCY_KEY, is_kind};
-use super::{McpFault, McpTarget, PoolSettings, body};
+use super::wire::{EVENT_STREAM, is_kind};
+use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, body};
 use crate::net::Egress;
 
 /// Calls of one connection that may be on their way at once; the executor's own limits are far below.
@@ -35,10 +37,11 @@ const OLDER_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest event that is read there, in bytes.
 const OLDER_MAX: usize = 4 * 1024;
 
-/// One server, about to be connected to.
+/// One server behind an address, about to be connected to.
 pub(super) struct Dial<'a> {
     pub(super) http: &'a reqwest::Client,
     pub(super) egress: &'a Egress,
+    pub(super) url: &'a Url,
     pub(super) target: &'a McpTarget,
     pub(super) settings: PoolSettings,
     /// When it must be done.
@@ -47,7 +50,7 @@ pub(super) struct Dial<'a> {
 
 /// A handshake that was done.
 pub(super) struct Shaken {
-    pub(super) client: TrackedClient,
+    pub(super) client: Link,
     pub(super) service: RunningService<RoleClient, Listener>,
     pub(super) version: ProtocolVersion,
     pub(super) announcements: Arc<Announcements>,
@@ -64,9 +67,43 @@ pub(super) enum Undone {
     /// Nothing came in time.
     Silent,
     /// There was nobody to answer.
-    Unreachable(String),
+    Unreachable((FaultKind, String)),
     /// What was to be sent cannot be sent.
     Misconfigured(McpFault),
+}
+
+/// Agrees on a revision over a transport that there is.
+pub(super) async fn shake(
+    (transport, client): (impl Transport<RoleClient> + 'static, Link),
+    ears: Arc<Ears>,
+    offers: Offers,
+    lifecycle: ClientLifecycleMode,
+    until: Instant,
+) -> Result<Shaken, Undone> {
+    let (announcements, progress) = (ears.announcements(), Listeners::default());
+    let asker = Asker::new(offers, client.clone());
+    let listener = Listener { announcements: Arc::clone(&announcements), progress: progress.clone(), asker };
+    let service = match tokio::time::timeout_at(until, listener.serve_with_lifecycle(transport, lifecycle)).await {
+        Ok(Ok(service)) => service,
+        Ok(Err(error)) => {
+            tracing::debug!(fault = %error, "an MCP handshake failed");
+            let unknown = || (FaultKind::Protocol, "the handshake failed".to_owned());
+            let fault = client.last_fault().unwrap_or_else(unknown);
+            return Err(if client.was_answered() { Undone::Refused(fault.1) } else { Undone::Unreachable(fault) });
+        }
+        Err(_elapsed) => return Err(Undone::Silent),
+    };
+    let peer = service.peer();
+    let info = peer.peer_info();
+    let tells_changes = info
+        .as_ref()
+        .is_some_and(|info| info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true)));
+    let version = info
+        .map(|info| info.protocol_version.clone())
+        .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
+        .ok_or_else(|| Undone::Refused("it speaks a protocol revision that is not known".to_owned()))?;
+    peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
+    Ok(Shaken { client, service, version, announcements, ears, progress, tells_changes })
 }
 
 impl Dial<'_> {
@@ -74,40 +111,17 @@ impl Dial<'_> {
     pub(super) async fn handshake(&self, is_old: bool) -> Result<Shaken, Undone> {
         let target = self.target;
         let headers = headers_of(target).map_err(Undone::Misconfigured)?;
-        let (announcements, progress) = (Arc::<Announcements>::default(), Listeners::default());
-        let ears = Ears::new(Arc::clone(&announcements));
+        let ears = Ears::new(Arc::default());
         let client = TrackedClient::new(
             self.http.clone(),
             self.egress.clone(),
-            target,
+            (self.url.clone(), target.bearer.clone()),
             self.settings.max_result_bytes,
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
             Arc::clone(&ears),
         );
-        let asker = Asker::new(target.offers, client.clone());
-        let listener = Listener { announcements: Arc::clone(&announcements), progress: progress.clone(), asker };
-        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(target, headers));
-        let opening = listener.serve_with_lifecycle(transport, lifecycle_of(is_old));
-        let service = match tokio::time::timeout_at(self.until, opening).await {
-            Ok(Ok(service)) => service,
-            Ok(Err(error)) => {
-                tracing::debug!(fault = %error, "an MCP handshake failed");
-                let why = client.last_fault().unwrap_or_else(|| "the handshake failed".to_owned());
-                return Err(if client.was_answered() { Undone::Refused(why) } else { Undone::Unreachable(why) });
-            }
-            Err(_elapsed) => return Err(Undone::Silent),
-        };
-        let peer = service.peer();
-        let info = peer.peer_info();
-        let tells_changes = info
-            .as_ref()
-            .is_some_and(|info| info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true)));
-        let version = info
-            .map(|info| info.protocol_version.clone())
-            .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
-            .ok_or_else(|| Undone::Refused("it speaks a protocol revision that is not known".to_owned()))?;
-        peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
-        Ok(Shaken { client, service, version, announcements, ears, progress, tells_changes })
+        let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(self.url, headers));
+        shake((transport, Link::Http(client)), ears, target.offers, lifecycle_of(is_old), self.until).await
     }
 
     /// Whether the address is one of the transport of 2024-11-05, which opens with an event that names another address.
@@ -115,7 +129,7 @@ impl Dial<'_> {
     /// boundary for servers that all have a successor.
     pub(super) async fn older_transport(&self) -> Option<String> {
         let headers = headers_of(self.target).ok()?;
-        let request = self.http.get(self.target.url.clone()).headers(headers.into_iter().collect());
+        let request = self.http.get(self.url.clone()).headers(headers.into_iter().collect());
         let looking = async {
             let response = request.header(header::ACCEPT, EVENT_STREAM).send().await.ok()?;
             if !response.status().is_success() || !is_kind(response.headers(), EVENT_STREAM) {
@@ -133,7 +147,7 @@ impl Dial<'_> {
     }
 }
 
-fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
+pub(super) fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
     if is_old_era {
         return ClientLifecycleMode::Initialize;
     }
@@ -143,62 +157,16 @@ fn lifecycle_of(is_old_era: bool) -> ClientLifecycleMode {
     }
 }
 
-fn config_of(target: &McpTarget, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
+fn config_of(url: &Url, headers: HashMap<HeaderName, HeaderValue>) -> StreamableHttpClientTransportConfig {
     let mut resume = ExponentialBackoff::default();
     resume.max_times = Some(5);
     resume.base_duration = Duration::from_millis(200);
     resume.max_delay = Some(Duration::from_secs(5));
-    let mut config = StreamableHttpClientTransportConfig::with_uri(target.url.as_str())
+    let mut config = StreamableHttpClientTransportConfig::with_uri(url.as_str())
         .custom_headers(headers)
         .max_concurrent_requests(PARALLEL_CALLS)
         // A silent new session would hide what happened to the calls of the old one: the pool reconnects instead.
         .reinit_on_expired_session(false);
     config.retry_config = Arc::new(resume);
     config
-}
-
-fn headers_of(target: &McpTarget) -> Result<HashMap<HeaderName, HeaderValue>, McpFault> {
-    let mut headers = HashMap::new();
-    for (name, value) in &target.headers {
-        insert_header(&mut headers, name, value, false)?;
-    }
-    if let Some((name, secret)) = &target.secret_header {
-        insert_header(&mut headers, name, secret.expose_secret(), true)?;
-    }
-    Ok(headers)
-}
-
-/// Headers that belong to the protocol or to one hop; a tenant's value would break or bend the exchange.
-const RESERVED: [&str; 14] = [
-    "accept",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "last-event-id",
-    "mcp-method",
-    "mcp-protocol-version",
-    "mcp-session-id",
-    "te",
-    "transfer-encoding",
-    "upgrade",
-];
-
-fn insert_header(
-    headers: &mut HashMap<HeaderName, HeaderValue>,
-    name: &str,
-    value: &str,
-    is_secret: bool,
-) -> Result<(), McpFault> {
-    let name = HeaderName::try_from(name).map_err(|_invalid| McpFault::new(format!("'{name}' is no header name")))?;
-    if RESERVED.contains(&name.as_str()) || name == IDEMPOTENCY_KEY {
-        return Err(McpFault::new(format!("the header '{name}' may not be set")));
-    }
-    let mut value = HeaderValue::try_from(value)
-        .map_err(|_invalid| McpFault::new(format!("the value of the header '{name}' cannot be sent")))?;
-    value.set_sensitive(is_secret);
-    headers.insert(name, value);
-    Ok(())
 }

@@ -13,6 +13,8 @@ pub mod demo;
 mod ears;
 mod era;
 mod handshake;
+mod headers;
+mod link;
 mod listen;
 mod listening;
 mod listing;
@@ -24,6 +26,7 @@ mod progress;
 pub mod schemas;
 mod shape;
 mod sight;
+mod stdio;
 mod task;
 mod transport;
 mod wire;
@@ -45,14 +48,15 @@ pub use catalog::{News, Subscription};
 pub use pool::McpPool;
 pub use progress::ProgressSink;
 pub use sight::Sighting;
+pub use stdio::{StdioServer, stand_guard};
 pub use task::TaskRequest;
 
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
 pub struct McpTarget {
-    /// The Streamable HTTP endpoint.
-    pub url: Url,
-    /// Plain headers of every request.
+    /// Where it is.
+    pub endpoint: Endpoint,
+    /// Plain headers of every request; a process has none.
     pub headers: Vec<(String, String)>,
     /// Header name and value that carry a secret, e.g. `authorization`, `Bearer …`.
     pub secret_header: Option<(String, SecretString)>,
@@ -82,6 +86,32 @@ impl Offers {
     /// Whether it may ask anything.
     pub const fn any(self) -> bool {
         self.elicitation || self.sampling
+    }
+}
+
+/// Where an MCP server is.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// Streamable HTTP at this address.
+    Http(Url),
+    /// A process of our own, one for each tenant.
+    Stdio(Arc<StdioServer>),
+}
+
+impl Endpoint {
+    /// The server's identity for limits and breakers: what it is reached at, without what may hold a secret.
+    pub fn server(&self) -> String {
+        match self {
+            Self::Http(url) => url.as_str().split(['?', '#']).next().unwrap_or_default().to_owned(),
+            Self::Stdio(server) => format!("stdio:{}", server.name),
+        }
+    }
+
+    fn transport(&self) -> &'static str {
+        match self {
+            Self::Http(_) => "http",
+            Self::Stdio(_) => "stdio",
+        }
     }
 }
 
@@ -132,18 +162,77 @@ impl fmt::Debug for MayLeave {
     }
 }
 
-/// Why a server gave no catalog.
+/// Why there is no connection, or no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct McpFault {
     /// For people; names the server's fault, never a secret.
     pub message: String,
+    /// What kind of fault it is.
+    pub kind: FaultKind,
+}
+
+/// What kind of fault keeps a server from being used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// No connection came about, or it broke.
+    Unreachable,
+    /// No handshake in time.
+    TimeOut,
+    /// The server says that it cannot serve: a status of 500 or more.
+    ServerError,
+    /// The process did not start, or ended.
+    Process,
+    /// The server turned us away: a status below 500.
+    Refused,
+    /// It answered something that is no handshake or no catalog.
+    Protocol,
+    /// Our own rules keep us from asking it.
+    Forbidden,
+    /// It was down so often that it is left alone for a while.
+    Paused,
+    /// The tenant has as many connections as it may have, all in use.
+    Full,
+    /// This process is stopping.
+    Closing,
+}
+
+impl FaultKind {
+    /// The word for the metrics.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::TimeOut => "time-out",
+            Self::ServerError => "server-error",
+            Self::Process => "process",
+            Self::Refused => "refused",
+            Self::Protocol => "protocol",
+            Self::Forbidden => "forbidden",
+            Self::Paused => "paused",
+            Self::Full => "full",
+            Self::Closing => "closing",
+        }
+    }
+
+    /// Whether the server is up: `None` where the fault tells nothing of it.
+    const fn is_up(self) -> Option<bool> {
+        match self {
+            Self::Unreachable | Self::TimeOut | Self::ServerError | Self::Process => Some(false),
+            Self::Refused | Self::Protocol => Some(true),
+            Self::Forbidden | Self::Paused | Self::Full | Self::Closing => None,
+        }
+    }
 }
 
 impl McpFault {
-    /// A fault in words.
+    /// A fault of what the server said.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into() }
+        Self::of(FaultKind::Protocol, message)
+    }
+
+    /// A fault in words.
+    pub(crate) fn of(kind: FaultKind, message: impl Into<String>) -> Self {
+        Self { message: message.into(), kind }
     }
 }
 
@@ -158,4 +247,39 @@ pub struct PoolSettings {
     pub max_result_bytes: usize,
     /// How long an answer may still arrive after a run with a call out was cancelled.
     pub cancel_grace: Duration,
+    /// Connections of one tenant that may be open at once.
+    pub tenant_connections: usize,
+    /// Connections of one tenant to one server that may be open at once.
+    pub server_connections: usize,
+    /// How long a caller waits for one of them to become free.
+    pub place_wait: Duration,
+    /// When a server that is down is left alone.
+    pub breaker: BreakerSettings,
+}
+
+impl PoolSettings {
+    /// As a server keeps them, with these limits for one tenant: in all, and to one server.
+    pub const fn bounded(tenant_connections: usize, server_connections: usize) -> Self {
+        Self {
+            idle_close: Duration::from_mins(5),
+            max_age: Duration::from_hours(1),
+            max_result_bytes: 16 * 1024 * 1024,
+            cancel_grace: Duration::from_secs(2),
+            tenant_connections,
+            server_connections,
+            place_wait: Duration::from_secs(5),
+            breaker: BreakerSettings { failures: 5, pause: Duration::from_secs(2), pause_max: Duration::from_mins(1) },
+        }
+    }
+}
+
+/// When a server that is down is left alone, for each tenant by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct BreakerSettings {
+    /// Failures to connect in a row until then.
+    pub failures: u32,
+    /// The first pause; each failed trial doubles it.
+    pub pause: Duration,
+    /// The longest pause.
+    pub pause_max: Duration,
 }

@@ -81,6 +81,8 @@ pub(super) type Promised = Result<Arc<Schema>, Arc<str>>;
 /// Decides what one attempt means.
 pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<&Promised>) -> (Outcome, Remedy) {
     match stage {
+        // The connection ended under it: another one can carry it.
+        Stage::Queued if ended == Ended::Settled => (not_sent_in_time(ended), Remedy::Redial),
         Stage::Queued | Stage::Withdrawn => (not_sent_in_time(ended), Remedy::None),
         Stage::NotConnected(why) => {
             let text = format!("The MCP server could not be reached ({why}). The call was not executed.");

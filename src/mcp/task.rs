@@ -175,7 +175,7 @@ impl McpPool {
         question: impl FnOnce(&Arc<Attempt>) -> ClientRequest,
     ) -> Result<Stage, McpFault> {
         let lease = self.lease(tenant, target).await?;
-        let (stage, ended) = lease.connection.ask(question, PATIENCE).await;
+        let (stage, ended) = lease.connection().ask(question, PATIENCE).await;
         let is_useless = match &stage {
             Stage::Answered(_) | Stage::TooLarge(_) => false,
             Stage::Status(refusal) => refusal.session_lost,

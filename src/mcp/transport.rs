@@ -14,7 +14,7 @@ use dashmap::{DashMap, DashSet};
 use futures::stream::{BoxStream, StreamExt as _};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use parking_lot::Mutex;
-use rmcp::model::{ClientJsonRpcMessage, ClientNotification};
+use rmcp::model::ClientJsonRpcMessage;
 use rmcp::transport::streamable_http_client::{SseError, StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::Value;
 use sse_stream::Sse;
@@ -25,15 +25,14 @@ use super::bearer::{Bearer, Pass, missing_scope, required};
 use super::body::{self, BodyFault};
 use super::ears::Ears;
 use super::listening::{Listening, Watch};
-use super::listing;
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, describe,
-    error_text, fault, header_text, headers_of, id_text, is_kind, own_headers, retry_after, says_other_era,
-    says_session_lost,
+    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, cancelled_id, describe,
+    error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after,
+    says_other_era, says_session_lost, send_kind, status_kind,
 };
-use super::{AskDoor, McpTarget};
+use super::{AskDoor, FaultKind, listing};
 use crate::net::{Challenge, Egress};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
@@ -59,7 +58,7 @@ struct Shared {
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
-    last_fault: Mutex<Option<String>>,
+    last_fault: Mutex<Option<(FaultKind, String)>>,
     session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
@@ -74,7 +73,7 @@ impl TrackedClient {
     pub(super) fn new(
         http: reqwest::Client,
         egress: Egress,
-        target: &McpTarget,
+        (url, bearer): (Url, Option<Bearer>),
         max_bytes: usize,
         discover_patience: Duration,
         ears: Arc<Ears>,
@@ -82,7 +81,7 @@ impl TrackedClient {
         let shared = Shared {
             http,
             egress,
-            url: target.url.clone(),
+            url,
             max_bytes,
             discover_patience,
             calls: DashMap::new(),
@@ -92,7 +91,7 @@ impl TrackedClient {
             answered: AtomicBool::new(false),
             ears,
             listening: Listening::default(),
-            bearer: target.bearer.clone(),
+            bearer,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -115,13 +114,18 @@ impl TrackedClient {
     }
 
     /// What the last failed request of the connection itself failed of.
-    pub(super) fn last_fault(&self) -> Option<String> {
+    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
         self.shared.last_fault.lock().clone()
     }
 
     /// Whether the server said that it does not know our session any more.
     pub(super) fn session_lost(&self) -> bool {
         self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    /// How many calls are out.
+    pub(super) fn calls_out(&self) -> usize {
+        self.shared.calls.len() + self.shared.told.len()
     }
 
     /// The call that a server's question is about: the one whose answer's stream brought it, else the oldest that is out.
@@ -153,7 +157,8 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
-        if self.was_told(&message) {
+        // The library wants to send what was sent by us already.
+        if cancelled_id(&message).is_some_and(|id| self.shared.told.remove(&id).is_some()) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         let mut post = Post::of(message, session)?;
@@ -168,7 +173,7 @@ impl TrackedClient {
         if let Err(error) = &result
             && !post.is_call()
         {
-            *self.shared.last_fault.lock() = Some(error_text(error));
+            *self.shared.last_fault.lock() = Some((error_kind(error), error_text(error)));
         }
         result
     }
@@ -199,7 +204,7 @@ impl TrackedClient {
     async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
         if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
             post.settle(Stage::NotConnected(refusal.to_string()));
-            return Err(fault(refusal.to_string()));
+            return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
         }
         let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
         post.pass("mcp.call.before");
@@ -215,7 +220,7 @@ impl TrackedClient {
                 } else {
                     post.settle(Stage::Unreadable("the connection broke before an answer came"));
                 }
-                return Err(fault(text));
+                return Err(fault_of(send_kind(&error), text));
             }
         };
         self.shared.answered.store(true, Ordering::Release);
@@ -295,15 +300,7 @@ impl TrackedClient {
         if let Some(answer) = post.not_known(status, code) {
             return Ok(answer);
         }
-        Err(fault(format!("the server answered HTTP {}{said}", status.as_u16())))
-    }
-
-    /// Whether a cancellation that the library wants to send was sent by us already.
-    fn was_told(&self, message: &ClientJsonRpcMessage) -> bool {
-        let ClientJsonRpcMessage::Notification(notification) = message else { return false };
-        let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return false };
-        let Some(id) = &cancelled.params.request_id else { return false };
-        self.shared.told.remove(&id_text(&id.clone().into_json_value())).is_some()
+        Err(fault_of(status_kind(status), format!("the server answered HTTP {}{said}", status.as_u16())))
     }
 
     pub(super) async fn listen(

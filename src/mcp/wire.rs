@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use chrono::DateTime;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use rmcp::model::{ClientJsonRpcMessage, ClientRequest, ErrorCode, ErrorData, GetExtensions, ServerJsonRpcMessage};
+use rmcp::model::{
+    ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, ErrorData, GetExtensions, ServerJsonRpcMessage,
+};
 use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sse_stream::Sse;
 
+use super::FaultKind;
 use super::attempt::{Attempt, Stage};
 use super::listing;
 use super::params;
@@ -33,11 +36,18 @@ pub(super) type Posted = Result<StreamableHttpPostResponse, Fault>;
 
 /// Why a request failed: safe to log and to show, it never quotes what the server wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct TransportFault(pub(super) String);
+#[error("{text}")]
+pub(super) struct TransportFault {
+    pub(super) text: String,
+    pub(super) kind: FaultKind,
+}
 
 pub(super) fn fault(text: impl Into<String>) -> Fault {
-    StreamableHttpError::Client(TransportFault(text.into()))
+    fault_of(FaultKind::Protocol, text)
+}
+
+pub(super) fn fault_of(kind: FaultKind, text: impl Into<String>) -> Fault {
+    StreamableHttpError::Client(TransportFault { text: text.into(), kind })
 }
 
 /// One message on its way out, and what must be known of it while it is.
@@ -261,6 +271,19 @@ pub(super) fn is_kind(headers: &HeaderMap, kind: &str) -> bool {
     text.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(kind)
 }
 
+/// The notice that a call is not wanted any more.
+pub(super) fn cancellation(id: &Value) -> String {
+    let params = json!({ "requestId": id, "reason": "the run was cancelled" });
+    json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params }).to_string()
+}
+
+/// The request whose cancellation the library wants to send, as text.
+pub(super) fn cancelled_id(message: &ClientJsonRpcMessage) -> Option<String> {
+    let ClientJsonRpcMessage::Notification(notification) = message else { return None };
+    let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return None };
+    Some(id_text(&cancelled.params.request_id.clone()?.into_json_value()))
+}
+
 /// Ids compare as text: some servers answer `"7"` to `7`.
 pub(super) fn id_text(id: &Value) -> String {
     id.as_str().map_or_else(|| id.to_string(), str::to_owned)
@@ -293,9 +316,32 @@ pub(super) fn says_other_era(post: &Post, status: StatusCode, code: Option<i64>,
     status == StatusCode::BAD_REQUEST && is_other
 }
 
+/// What kind of fault kept a request from being answered.
+pub(super) fn error_kind(error: &Fault) -> FaultKind {
+    match error {
+        StreamableHttpError::Client(fault) => fault.kind,
+        StreamableHttpError::SessionExpired => FaultKind::Refused,
+        _ => FaultKind::Protocol,
+    }
+}
+
+/// What kind of fault it is that no answer came.
+pub(super) fn send_kind(error: &reqwest::Error) -> FaultKind {
+    if error.is_timeout() { FaultKind::TimeOut } else { FaultKind::Unreachable }
+}
+
+/// What kind of fault a status other than 2xx is.
+pub(super) fn status_kind(status: StatusCode) -> FaultKind {
+    if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
+        FaultKind::ServerError
+    } else {
+        FaultKind::Refused
+    }
+}
+
 pub(super) fn error_text(error: &Fault) -> String {
     match error {
-        StreamableHttpError::Client(fault) => fault.0.clone(),
+        StreamableHttpError::Client(fault) => fault.text.clone(),
         StreamableHttpError::SessionExpired => "the server ended the session".to_owned(),
         StreamableHttpError::ResponseBodyTooLarge { max_size } => format!("the answer is larger than {max_size} bytes"),
         other => {

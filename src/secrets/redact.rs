@@ -18,7 +18,7 @@ const REDACTED: &str = "[redacted]";
 const SHORTEST: usize = 8;
 
 /// The secrets that one counterpart is told.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Redactor(Vec<SecretString>);
 
 impl Redactor {

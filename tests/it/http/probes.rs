@@ -132,6 +132,9 @@ async fn a_run_is_shown_as_the_contract_says() {
     assert_eq!((&run["status"], &run["output"]["text"]), (&"completed".into(), &"Charged 5.".into()));
     let usage = serde_json::json!({
         "model_requests": 1, "input_tokens": 10, "output_tokens": 5, "cached_input_tokens": 0, "total_tokens": 15,
+        "sampling": {
+            "model_requests": 0, "input_tokens": 0, "output_tokens": 0, "cached_input_tokens": 0, "total_tokens": 0
+        },
         "cost_usd": null
     });
     assert_eq!(run["usage"], usage);

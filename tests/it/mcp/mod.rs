@@ -7,16 +7,21 @@ mod demo;
 mod limits;
 mod modern;
 mod outcomes;
+mod places;
 mod pool;
 mod real;
 mod sessions;
+mod stdio;
+mod stdio_ends;
 mod tasks;
 mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest};
+use countersign::mcp::{
+    BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest,
+};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
@@ -30,6 +35,10 @@ pub(crate) fn settings() -> PoolSettings {
         max_age: Duration::from_mins(10),
         max_result_bytes: 64 * 1024,
         cancel_grace: Duration::from_millis(300),
+        tenant_connections: 100,
+        server_connections: 100,
+        place_wait: Duration::from_millis(300),
+        breaker: BreakerSettings { failures: 20, pause: Duration::from_millis(300), pause_max: Duration::from_secs(1) },
     }
 }
 
@@ -49,7 +58,7 @@ pub(crate) fn acme() -> TenantId {
 
 pub(crate) fn target(url: &str) -> McpTarget {
     McpTarget {
-        url: url.parse().unwrap(),
+        endpoint: Endpoint::Http(url.parse().unwrap()),
         headers: vec![("X-Team".to_owned(), "a".to_owned())],
         secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),
         bearer: None,

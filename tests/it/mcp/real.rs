@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use countersign::mcp::{McpPool, McpTarget, ToolRequest};
+use countersign::mcp::{Endpoint, McpPool, McpTarget, ToolRequest};
 use countersign::run::outcome::{Answer, Outcome};
 use countersign::run::tool_result::model_text;
 use serde_json::{Value, json};
@@ -74,7 +74,8 @@ async fn b211_the_reference_server_restarted_on_its_port_gets_a_new_session_and_
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
     let echo = || call(&pool, &target, "echo", json!({ "message": "hi" }));
     output(echo().await);
-    let port = target.url.port().unwrap();
+    let Endpoint::Http(url) = &target.endpoint else { unreachable!("it is reached over HTTP") };
+    let port = url.port().unwrap();
     drop(server);
     let program = testworld("npm/node_modules/.bin/mcp-server-everything").unwrap();
     let _server = Process::start_on(port, |port| {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{McpTarget, ToolRequest};
+use countersign::mcp::{Endpoint, McpTarget, ToolRequest};
 use countersign::run::outcome::Outcome;
 use countersign::run::spec::Timeouts;
 use futures::StreamExt as _;
@@ -279,10 +279,12 @@ fn prepare(way: &Way, fake: &FakeMcp, target: &mut McpTarget, request: &mut Tool
         Script::Set(set) => set(fake),
         Script::Killed => fake.on_call(|_| Reply::Silence),
         Script::Elsewhere(url) => {
-            target.url = url.parse().unwrap();
+            target.endpoint = Endpoint::Http(url.parse().unwrap());
             target.timeouts.connect_ms = 1_000;
         }
-        Script::Https => target.url = fake.url().replace("http:", "https:").parse().unwrap(),
+        Script::Https => {
+            target.endpoint = Endpoint::Http(fake.url().replace("http:", "https:").parse().unwrap());
+        }
         Script::Changes(_) | Script::Ends => {}
     }
 }

@@ -148,6 +148,25 @@ async fn b107_b108_a_second_run_of_the_tenant_makes_no_new_handshake() {
 }
 
 #[tokio::test]
+async fn b025_b026_a_declaration_makes_no_other_connection_and_reaches_no_server() {
+    let (world, fake) = (World::start().await, FakeMcp::start().await);
+    let entries = json!([
+        {"url": fake.url(), "namespace": "a", "replay": "idempotent"},
+        {"url": fake.url(), "namespace": "b", "side_effect_class": "read_only", "tools": ["charge"]},
+    ]);
+    let calls = [("a_charge", json!({"amount": 5})), ("b_charge", json!({"amount": 6}))];
+    world.create(run_on("a", &calls, entries)).await.unwrap();
+    assert_eq!(world.rested(&run_id("a")).await.head.status.code(), "completed");
+    assert_eq!((fake.count("initialize"), fake.count("tools/call")), (1, 2));
+    for seen in fake.seen() {
+        let said = format!("{:?} {}", seen.headers, seen.body);
+        for declared in ["replay", "idempotent", "read_only", "side_effect_class", "namespace"] {
+            assert!(!said.contains(declared), "{declared}: {said}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn b106_b109_b204_a_connection_with_a_runs_own_secret_is_closed_with_the_run() {
     let (world, fake) = (World::start().await, FakeMcp::start().await);
     for id in ["a", "b"] {

@@ -49,8 +49,12 @@ async fn the_result_is_there_after_a_restart() {
 #[tokio::test]
 async fn a_caller_who_goes_away_while_a_run_is_created_leaves_none_that_nobody_drives() {
     let world = World::start().await;
+    let began = std::time::Instant::now();
+    world.create(world.charge("first")).await.unwrap();
+    let usual = began.elapsed();
+    // From callers who go at once to callers who stay.
     for nth in 0..60 {
-        let patience = std::time::Duration::from_micros(nth * 150);
+        let patience = usual * nth / 20;
         let created = tokio::time::timeout(patience, world.create(world.charge(&format!("r{nth}")))).await;
         if let Ok(created) = created {
             created.unwrap();

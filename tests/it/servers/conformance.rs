@@ -5,15 +5,18 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::database::Database;
 use crate::support::process::testworld;
-use crate::support::product::token;
+use crate::support::product::{Product, token};
 
 const FOLDER: &str = "clients/conformance";
 
 /// The whole product passes these scenarios of the suite, except exactly those of the baseline.
 async fn conforms(scenarios: [&str; 2], baseline: &str) {
     let Some(program) = testworld("conformance/node_modules/.bin/conformance") else { return };
-    let (_database, product) = super::product().await;
+    let database = Database::sqlite().await;
+    // A scenario's server ends once nobody is connected to it any more.
+    let product = Product::start_with(&database.url, &[("COUNTERSIGN_MCP_IDLE_S", "1")]).await;
     let (root, results) = (Path::new(env!("CARGO_MANIFEST_DIR")), tempfile::tempdir().unwrap());
     let file = format!("{FOLDER}/{baseline}");
     let mut command = Command::new(&program);

@@ -171,9 +171,11 @@ async fn hints_reach_other_nodes_merged_and_never_come_back() {
 
     let mut run = Draft::new("acme", "r-1");
     let claim = run.admit_owned(&*one, first).await;
+    let began = Instant::now();
     for _ in 0..200 {
         assert!(apply(&*one, &claim, &run.next()).await);
     }
+    let took = began.elapsed();
     timeout(SOON, two.hints().heard(Hint::Events)).await.unwrap();
     timeout(SOON, two.hints().heard(Hint::Feed)).await.unwrap();
     assert_eq!(two.hints().heard(Hint::Wish).now_or_never(), None);
@@ -188,7 +190,9 @@ async fn hints_reach_other_nodes_merged_and_never_come_back() {
     while let Ok(notification) = timeout_at(deadline, wire.recv()).await {
         said.push(notification.unwrap().payload().to_owned());
     }
-    assert!((2..120).contains(&said.len()), "200 commits became few: {}", said.len());
+    // Said at most once in 15 ms, however many commits there were meanwhile.
+    let most = usize::try_from(took.as_millis()).unwrap() / 10 + 20;
+    assert!((2..most).contains(&said.len()), "200 commits became {} in {took:?}", said.len());
     assert!(said.iter().all(|payload| payload.len() == 55), "{said:?}");
     stop.cancel();
 }

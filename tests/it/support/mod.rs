@@ -1,5 +1,6 @@
 //! What several tests share.
 
+pub(crate) mod bad_stdio;
 pub(crate) mod cluster;
 pub(crate) mod counterparts;
 pub(crate) mod database;

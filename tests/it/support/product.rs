@@ -25,7 +25,7 @@ const MASTER_KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// The variable that says how the servers under test wake each other: `notify` or `off`.
 const WAKE: &str = "COUNTERSIGN_TEST_WAKE";
 
-/// Settings beside, or instead of, the usual ones.
+/// Settings beside, or instead of, the usual ones; names that begin with `--` are arguments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options(Vec<(String, String)>);
 
@@ -224,7 +224,13 @@ fn serve(address: SocketAddr, database: &str, options: &Options) -> Command {
         ("COUNTERSIGN_DRAIN_S", "5"),
         ("COUNTERSIGN_WAKE", &wake()),
     ]);
-    command.envs(options.0.iter().map(|(name, value)| (name, value)));
+    for (name, value) in &options.0 {
+        if name.starts_with("--") {
+            command.arg(name).arg(value);
+        } else {
+            command.env(name, value);
+        }
+    }
     command
 }
 

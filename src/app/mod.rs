@@ -1,5 +1,7 @@
 //! Builds the shells from the settings, starts and stops the tasks: the one place that knows all.
 
+mod settings;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +14,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::settings::{declared, executor_settings, keep, pool_settings};
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
-use crate::config::{Config, KeepDays, Wake};
+use crate::config::{Config, Wake};
 use crate::dispatch::{Dispatch, Watched};
-use crate::executor::{Executor, ExecutorSettings, Parts, Slot};
+use crate::executor::{Executor, Parts, Slot};
 use crate::http::{self, ConnectionLimits, HttpSettings, Phase};
-use crate::mcp::{McpPool, PoolSettings};
+use crate::mcp::McpPool;
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
 use crate::oauth::{TokenParts, Tokens};
@@ -29,7 +32,7 @@ use crate::secrets::KeyRing;
 use crate::store::follow::Follower;
 use crate::store::hub::Hub;
 use crate::store::journal::{Journal, JournalWriter};
-use crate::store::retention::{Keep, Retention};
+use crate::store::retention::Retention;
 use crate::store::wake::Hint;
 use crate::store::{Claim, Store};
 
@@ -53,14 +56,6 @@ const REGISTRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a server does not start whose keys are not those that sealed what is stored.
 const KEYS_DO_NOT_OPEN: &str = "COUNTERSIGN_MASTER_KEYS does not open the stored secrets";
-
-/// How shared connections to MCP servers are kept.
-const POOL: PoolSettings = PoolSettings {
-    idle_close: Duration::from_mins(5),
-    max_age: Duration::from_hours(1),
-    max_result_bytes: 16 * 1024 * 1024,
-    cancel_grace: Duration::from_secs(2),
-};
 
 /// One server process, built and not yet serving.
 pub struct App {
@@ -108,7 +103,10 @@ impl App {
         let mcp_client = egress.client(CONNECT_TIMEOUT, None).context("HTTP client for MCP servers")?;
         let model_client =
             egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
-        let pool = McpPool::new(mcp_client, egress.clone(), POOL);
+        let pool = match &config.stdio_guard {
+            Some(guard) => McpPool::guarded(mcp_client, egress.clone(), pool_settings(config), guard.clone()),
+            None => McpPool::new(mcp_client, egress.clone(), pool_settings(config)),
+        };
         let tracker = TaskTracker::new();
         let tokens = Tokens::new(TokenParts {
             client: egress.client(CONNECT_TIMEOUT, None).context("HTTP client for authorization servers")?,
@@ -119,7 +117,8 @@ impl App {
             tasks: tracker.clone(),
         });
         let keys = Arc::clone(&config.keys);
-        let dispatch = Arc::new(Dispatch::new(Arc::clone(&pool), egress.clone(), keys, Arc::clone(&store), tokens));
+        let dispatch = Dispatch::new(Arc::clone(&pool), egress.clone(), keys, Arc::clone(&store), tokens);
+        let dispatch = Arc::new(dispatch.with_declared(declared(config)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
         let parts = Parts {
@@ -344,21 +343,6 @@ async fn check_secrets(store: &dyn Store, keys: &KeyRing) -> anyhow::Result<()> 
         keys.open_stored(&tenant, &stored).context(KEYS_DO_NOT_OPEN)?;
     }
     Ok(())
-}
-
-fn executor_settings(config: &Config) -> ExecutorSettings {
-    ExecutorSettings {
-        lease: Duration::from_secs(config.lease_s.into()),
-        max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
-        tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
-        tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
-        catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
-    }
-}
-
-fn keep(days: KeepDays) -> Keep {
-    let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
-    Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
 }
 
 /// The executor as commands see it.

@@ -1,0 +1,47 @@
+//! What the configuration means for each part.
+
+use std::time::Duration;
+
+use crate::config::{Config, KeepDays};
+use crate::dispatch::Declared;
+use crate::executor::ExecutorSettings;
+use crate::mcp::{PoolSettings, StdioServer};
+use crate::store::retention::Keep;
+
+/// How connections to MCP servers are kept.
+pub(super) fn pool_settings(config: &Config) -> PoolSettings {
+    let most = |connections: u32| usize::try_from(connections).unwrap_or(usize::MAX);
+    let connections = config.mcp_connections;
+    PoolSettings {
+        idle_close: Duration::from_secs(connections.idle_s.into()),
+        ..PoolSettings::bounded(most(connections.tenant), most(connections.server))
+    }
+}
+
+/// The servers of the configuration file.
+pub(super) fn declared(config: &Config) -> Declared {
+    let mut declared = Declared::default();
+    for server in config.mcp_servers.iter().cloned() {
+        let tenants = server.tenants.map(|tenants| tenants.into_iter().collect());
+        let (name, command) = (server.name, server.command);
+        declared.add(StdioServer { name, command, args: server.args, env: server.env, cwd: server.cwd }, tenants);
+    }
+    declared
+}
+
+/// How runs are driven.
+pub(super) fn executor_settings(config: &Config) -> ExecutorSettings {
+    ExecutorSettings {
+        lease: Duration::from_secs(config.lease_s.into()),
+        max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
+        tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
+        tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
+        catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
+    }
+}
+
+/// How long what has ended is kept.
+pub(super) fn keep(days: KeepDays) -> Keep {
+    let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
+    Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
+}

@@ -1,0 +1,139 @@
+//! Calls over pooled connections: what was certainly not executed is tried once more where that can help.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::McpPool;
+use super::slot::Lease;
+use crate::mcp::connection::CallLimits;
+use crate::mcp::outcome::{Remedy, classify};
+use crate::mcp::{FaultKind, McpFault, McpTarget, ToolRequest};
+use crate::run::ids::TenantId;
+use crate::run::outcome::{Answer, Outcome, ToolError};
+
+/// Pause before a server that refused a connection is dialled again; it may just be restarting.
+const REDIAL_PAUSE: Duration = Duration::from_millis(250);
+/// The least range over which retries are spread.
+const SPREAD_MIN: Duration = Duration::from_millis(100);
+/// A handshake that failed sooner than this is tried again.
+const QUICK_FAULT: Duration = Duration::from_secs(1);
+
+impl McpPool {
+    /// Calls a tool and says what is known of it afterwards. What was certainly not executed is tried again where that
+    /// can help: once on a fresh connection, once after a short `Retry-After`.
+    pub async fn call(
+        &self,
+        tenant: &TenantId,
+        target: &McpTarget,
+        request: ToolRequest,
+        cancel: CancellationToken,
+    ) -> Outcome {
+        let started = Instant::now();
+        let outcome = self.call_until_done(tenant, target, &request, &cancel).await;
+        metrics::counter!("countersign_mcp_calls_total", "outcome" => word(&outcome)).increment(1);
+        metrics::histogram!("countersign_mcp_call_seconds").record(started.elapsed().as_secs_f64());
+        outcome
+    }
+
+    async fn call_until_done(
+        &self,
+        tenant: &TenantId,
+        target: &McpTarget,
+        request: &ToolRequest,
+        cancel: &CancellationToken,
+    ) -> Outcome {
+        let started = Instant::now();
+        let total = Duration::from_millis(target.timeouts.call_total_ms);
+        let (mut may_reconnect, mut may_wait) = (true, true);
+        loop {
+            let dialled = Instant::now();
+            let (outcome, remedy) = tokio::select! {
+                biased;
+                () = cancel.cancelled() => return cancelled_before(),
+                lease = self.lease(tenant, target) => match lease {
+                    Ok(lease) => {
+                        let left = total.saturating_sub(started.elapsed());
+                        self.attempt(&lease, target, request, left, cancel).await
+                    }
+                    // A handshake that failed slowly is not repeated: the caller waited long enough.
+                    Err(fault) if dialled.elapsed() > QUICK_FAULT || is_final(&fault) => return unreachable(&fault),
+                    Err(fault) => (unreachable(&fault), Remedy::Redial),
+                },
+            };
+            let pause = match remedy {
+                Remedy::NewSession | Remedy::Redial if may_reconnect => {
+                    may_reconnect = false;
+                    if remedy == Remedy::Redial { spread(REDIAL_PAUSE, request) } else { Duration::ZERO }
+                }
+                Remedy::After(pause) if may_wait => {
+                    may_wait = false;
+                    spread(pause, request)
+                }
+                Remedy::None | Remedy::NewSession | Remedy::Redial | Remedy::After(_) => return outcome,
+            };
+            if started.elapsed() + pause >= total {
+                return outcome;
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return outcome,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One attempt on a leased connection. A connection that proved useless is taken out of the pool.
+    async fn attempt(
+        &self,
+        lease: &Lease,
+        target: &McpTarget,
+        request: &ToolRequest,
+        total: Duration,
+        cancel: &CancellationToken,
+    ) -> (Outcome, Remedy) {
+        let idle = Duration::from_millis(target.timeouts.call_ms);
+        let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
+        let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
+        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
+        let (outcome, remedy) = classify(stage, ended, promised.as_ref());
+        // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
+        if let Ok(mut held) = lease.slot.held.try_lock() {
+            held.last_used = Some(Instant::now());
+        }
+        if matches!(remedy, Remedy::NewSession | Remedy::Redial) {
+            lease.drop_connection().await;
+        }
+        (outcome, remedy)
+    }
+}
+
+/// Faults that a second try at once would only meet again.
+const fn is_final(fault: &McpFault) -> bool {
+    matches!(fault.kind, FaultKind::Paused | FaultKind::Full | FaultKind::Closing | FaultKind::Forbidden)
+}
+
+const fn word(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Answered(Answer::Done { .. }) => "done",
+        Outcome::Answered(Answer::Failed { .. }) => "failed",
+        Outcome::InputRequired(_) => "input-required",
+        Outcome::Deferred(_) => "deferred",
+        Outcome::NotSent(_) => "not-sent",
+        Outcome::Unknown(_) => "unknown",
+    }
+}
+
+/// A pause made longer by up to a quarter: calls that were turned away together do not come back together.
+fn spread(pause: Duration, request: &ToolRequest) -> Duration {
+    let share = request.idempotency_key.bytes().fold(0_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
+    pause + (pause / 4).max(SPREAD_MIN) * u32::from(share) / u32::from(u8::MAX)
+}
+
+fn cancelled_before() -> Outcome {
+    Outcome::NotSent(ToolError::new("cancelled", "The run was cancelled before the call was sent."))
+}
+
+fn unreachable(fault: &McpFault) -> Outcome {
+    Outcome::NotSent(ToolError::new("mcp-unreachable", format!("{} The call was not executed.", fault.message)))
+}
