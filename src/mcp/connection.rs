@@ -383,9 +383,8 @@ fn options_of(request: &ToolRequest, limits: CallLimits) -> PeerRequestOptions {
 
 fn fault_of(undone: Undone, patience: Duration) -> McpFault {
     match undone {
-        Undone::Refused(why) => unreachable((FaultKind::Protocol, why)),
         Undone::Silent => unreachable((FaultKind::TimeOut, format!("no handshake within {} ms", patience.as_millis()))),
-        Undone::Unreachable(why) => unreachable(why),
+        Undone::Refused(why) | Undone::Unreachable(why) => unreachable(why),
         Undone::Misconfigured(fault) => fault,
     }
 }

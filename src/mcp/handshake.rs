@@ -63,7 +63,7 @@ pub(super) struct Shaken {
 /// Why a handshake was not done.
 pub(super) enum Undone {
     /// The server answered, and not as one that speaks the era it was asked in.
-    Refused(String),
+    Refused((FaultKind, String)),
     /// Nothing came in time.
     Silent,
     /// There was nobody to answer.
@@ -89,7 +89,7 @@ pub(super) async fn shake(
             tracing::debug!(fault = %error, "an MCP handshake failed");
             let unknown = || (FaultKind::Protocol, "the handshake failed".to_owned());
             let fault = client.last_fault().unwrap_or_else(unknown);
-            return Err(if client.was_answered() { Undone::Refused(fault.1) } else { Undone::Unreachable(fault) });
+            return Err(if client.was_answered() { Undone::Refused(fault) } else { Undone::Unreachable(fault) });
         }
         Err(_elapsed) => return Err(Undone::Silent),
     };
@@ -101,7 +101,9 @@ pub(super) async fn shake(
     let version = info
         .map(|info| info.protocol_version.clone())
         .filter(|version| ProtocolVersion::KNOWN_VERSIONS.contains(version))
-        .ok_or_else(|| Undone::Refused("it speaks a protocol revision that is not known".to_owned()))?;
+        .ok_or_else(|| {
+            Undone::Refused((FaultKind::Protocol, "it speaks a protocol revision that is not known".to_owned()))
+        })?;
     peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
     Ok(Shaken { client, service, version, announcements, ears, progress, tells_changes })
 }

@@ -51,7 +51,7 @@ async fn an_idle_process_is_ended_and_the_next_call_starts_another() {
 async fn a_handshake_that_takes_too_long_or_is_given_up_leaves_no_process() {
     let bad = BadStdio::new("silent-at-discover,stubborn");
     let (pool, mut target) = (pool(), bad.target());
-    target.timeouts.connect_ms = 60;
+    target.timeouts.connect_ms = 10;
     let fault = pool.catalog(&acme(), &target, FRESH).await.unwrap_err();
     assert!(fault.message.contains("no handshake within"), "{fault}");
     target.timeouts.connect_ms = 20_000;

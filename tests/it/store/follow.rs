@@ -193,6 +193,6 @@ async fn hints_reach_other_nodes_merged_and_never_come_back() {
     // Said at most once in 15 ms, however many commits there were meanwhile.
     let most = usize::try_from(took.as_millis()).unwrap() / 10 + 20;
     assert!((2..most).contains(&said.len()), "200 commits became {} in {took:?}", said.len());
-    assert!(said.iter().all(|payload| payload.len() == 55), "{said:?}");
+    assert!(said.iter().all(|payload| payload.len() == 56), "{said:?}");
     stop.cancel();
 }
