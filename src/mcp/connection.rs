@@ -25,7 +25,7 @@ use url::Url;
 
 use super::asks::{Asker, SampleParams, SampleResult};
 use super::attempt::{Attempt, Stage};
-use super::catalog::{Announcements, CatalogCache};
+use super::catalog::CatalogCache;
 use super::ears::Ears;
 use super::era::Eras;
 use super::handshake::{Dial, Shaken, Undone, shake};
@@ -63,7 +63,7 @@ pub(super) struct Connection {
 
 /// What a server may tell us unasked, and ask.
 pub(super) struct Listener {
-    pub(super) announcements: Arc<Announcements>,
+    pub(super) ears: Arc<Ears>,
     pub(super) progress: Listeners,
     pub(super) asker: Asker,
 }
@@ -101,7 +101,7 @@ impl ClientHandler for Listener {
     }
 
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
-        self.announcements.announce();
+        self.ears.told();
     }
 
     async fn on_progress(&self, told: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
@@ -161,7 +161,7 @@ impl Connection {
         patience: Duration,
         (server, eras): (&str, &Arc<Eras>),
     ) -> Result<Self, McpFault> {
-        let ears = Ears::new(Arc::default());
+        let ears = Ears::new(false);
         let shaken = shake((transport, link), ears, offers, lifecycle, Instant::now() + patience).await;
         shaken.map(|shaken| Self::of(shaken, server, eras)).map_err(|undone| fault_of(undone, patience))
     }

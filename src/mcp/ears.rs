@@ -15,6 +15,8 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// The ears of one connection.
 pub(super) struct Ears {
     announcements: Arc<Announcements>,
+    /// Whether the transport sees announcements itself, in the order in which they came.
+    sees: bool,
     /// Whether the stream that is expected was opened or refused; `true` where none is.
     settled: watch::Sender<bool>,
     expected: AtomicBool,
@@ -23,9 +25,11 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    pub(super) fn new(announcements: Arc<Announcements>) -> Arc<Self> {
+    /// With a transport that sees announcements itself, or leaves that to the protocol library.
+    pub(super) fn new(sees: bool) -> Arc<Self> {
+        let announcements = Arc::default();
         let (expected, listed) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { announcements, settled: watch::Sender::new(true), expected, listed })
+        Arc::new(Self { announcements, sees, settled: watch::Sender::new(true), expected, listed })
     }
 
     /// What is announced on the connection.
@@ -53,9 +57,17 @@ impl Ears {
         self.settled.send_replace(true);
     }
 
-    /// The server announced a change.
-    pub(super) fn announce(&self) {
+    /// The transport saw that the server announced a change. It sees that before an answer that came later is handed on:
+    /// the library tells of both at once, and a run would ask its model for the next step without having heard.
+    pub(super) fn saw(&self) {
         self.announcements.announce();
+    }
+
+    /// The library told that the server announced a change.
+    pub(super) fn told(&self) {
+        if !self.sees {
+            self.announcements.announce();
+        }
     }
 
     /// Ends once announcements are heard, or the wait for that was long enough; the tools are asked for next.

@@ -82,7 +82,7 @@ pub(super) async fn shake(
 ) -> Result<Shaken, Undone> {
     let (announcements, progress) = (ears.announcements(), Listeners::default());
     let asker = Asker::new(offers, client.clone());
-    let listener = Listener { announcements: Arc::clone(&announcements), progress: progress.clone(), asker };
+    let listener = Listener { ears: Arc::clone(&ears), progress: progress.clone(), asker };
     let service = match tokio::time::timeout_at(until, listener.serve_with_lifecycle(transport, lifecycle)).await {
         Ok(Ok(service)) => service,
         Ok(Err(error)) => {
@@ -113,7 +113,7 @@ impl Dial<'_> {
     pub(super) async fn handshake(&self, is_old: bool) -> Result<Shaken, Undone> {
         let target = self.target;
         let headers = headers_of(target).map_err(Undone::Misconfigured)?;
-        let ears = Ears::new(Arc::default());
+        let ears = Ears::new(true);
         let client = TrackedClient::new(
             self.http.clone(),
             self.egress.clone(),

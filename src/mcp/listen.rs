@@ -63,7 +63,7 @@ impl Ear {
         self.ears.opened();
         loop {
             match stream.next().await {
-                Ok(Some(ServerNotification::ToolListChangedNotification(_))) => self.ears.announce(),
+                Ok(Some(ServerNotification::ToolListChangedNotification(_))) => self.ears.told(),
                 Ok(Some(_)) => {}
                 Ok(None) => return Heard::Something,
                 Err(error) => {

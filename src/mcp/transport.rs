@@ -28,9 +28,9 @@ use super::listening::{Listening, Watch};
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, answer_in, cancelled_id, describe,
-    error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after,
-    says_other_era, says_session_lost, send_kind, status_kind,
+    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id,
+    describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers,
+    retry_after, says_other_era, says_session_lost, send_kind, status_kind,
 };
 use super::{AskDoor, FaultKind, listing};
 use crate::net::{Challenge, Egress};
@@ -359,6 +359,9 @@ impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
     fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
+        if announces_change(event) {
+            self.ears.saw();
+        }
         let (answer, is_readable) = answer_in(event);
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))

@@ -214,6 +214,15 @@ fn completes_discovery(answer: &mut Value) -> bool {
     true
 }
 
+/// Whether an event says that the server's tools changed.
+pub(super) fn announces_change(event: &Sse) -> bool {
+    const CHANGED: &str = "notifications/tools/list_changed";
+    // Read only where the word stands: answers are large and many.
+    let said = event.data.as_deref().filter(|data| data.contains(CHANGED));
+    let message = said.and_then(|data| serde_json::from_str::<Value>(data).ok());
+    message.is_some_and(|message| message.get("method").and_then(Value::as_str) == Some(CHANGED))
+}
+
 /// The answer that an event of a stream brings, as the server wrote it, with its id; and whether the event may be read
 /// by anybody.
 pub(super) fn answer_in(event: &Sse) -> (Option<(Value, Stage)>, bool) {
