@@ -62,7 +62,7 @@ struct Shared {
     session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
-    /// What the listed tools lack that nobody may be offered.
+    /// Hears of announcements as they are read.
     ears: Arc<Ears>,
     listening: Listening,
     /// Where the token of every request comes from.
