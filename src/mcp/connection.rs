@@ -167,8 +167,9 @@ impl Connection {
     }
 
     fn of(shaken: Shaken, server: &str, eras: &Arc<Eras>) -> Self {
-        let Shaken { client, service, version, announcements, ears, progress, tells_changes } = shaken;
+        let Shaken { client, service, version, ears, progress, tells_changes } = shaken;
         let (peer, has_sessions) = (service.peer().clone(), version.has_initialize());
+        let announcements = ears.announcements();
         let mut ear = JoinSet::new();
         if !has_sessions && tells_changes && !eras.is_mute(server) {
             ears.expect();

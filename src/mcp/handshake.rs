@@ -17,7 +17,6 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::asks::Asker;
-use super::catalog::Announcements;
 use super::connection::Listener;
 use super::ears::Ears;
 use super::headers::headers_of;
@@ -53,7 +52,6 @@ pub(super) struct Shaken {
     pub(super) client: Link,
     pub(super) service: RunningService<RoleClient, Listener>,
     pub(super) version: ProtocolVersion,
-    pub(super) announcements: Arc<Announcements>,
     pub(super) ears: Arc<Ears>,
     pub(super) progress: Listeners,
     /// Whether the server says that it tells changes of its tools.
@@ -80,7 +78,7 @@ pub(super) async fn shake(
     lifecycle: ClientLifecycleMode,
     until: Instant,
 ) -> Result<Shaken, Undone> {
-    let (announcements, progress) = (ears.announcements(), Listeners::default());
+    let progress = Listeners::default();
     let asker = Asker::new(offers, client.clone());
     let listener = Listener { ears: Arc::clone(&ears), progress: progress.clone(), asker };
     let service = match tokio::time::timeout_at(until, listener.serve_with_lifecycle(transport, lifecycle)).await {
@@ -105,7 +103,7 @@ pub(super) async fn shake(
             Undone::Refused((FaultKind::Protocol, "it speaks a protocol revision that is not known".to_owned()))
         })?;
     peer.set_response_cache_config(ClientCacheConfig::disabled()).await;
-    Ok(Shaken { client, service, version, announcements, ears, progress, tells_changes })
+    Ok(Shaken { client, service, version, ears, progress, tells_changes })
 }
 
 impl Dial<'_> {
