@@ -14,11 +14,12 @@ const ADMIN: &str = "COUNTERSIGN_TEST_POSTGRES";
 /// Lets one test at a time look for the template, or make it.
 const TEMPLATE_LOCK: i64 = 0x636f_756e_7465;
 
-/// One empty, migrated database.
+/// One empty, migrated database; there for as long as anybody has a share of it.
+#[derive(Clone)]
 pub(crate) struct Database {
     /// What `store::open` takes.
     pub(crate) url: String,
-    kind: Kind,
+    kind: Arc<Kind>,
 }
 
 enum Kind {
@@ -30,14 +31,14 @@ impl Database {
     pub(crate) async fn sqlite() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let url = format!("sqlite:{}", folder.path().join("runs.db").display());
-        let database = Self { url, kind: Kind::Sqlite { _folder: folder } };
+        let database = Self { url, kind: Arc::new(Kind::Sqlite { _folder: folder }) };
         database.open().await.close().await;
         database
     }
 
     pub(crate) async fn postgres() -> Self {
         let database = Self::postgres_named(&format!("it_{}", Uuid::new_v4().simple()));
-        let Kind::Postgres { admin, name } = &database.kind else { unreachable!("just made") };
+        let Kind::Postgres { admin, name } = &*database.kind else { unreachable!("just made") };
         let mut connection = connect(admin).await;
         let template = template(admin, &mut connection).await;
         execute(&mut connection, format!("CREATE DATABASE {name} TEMPLATE {template}")).await;
@@ -47,14 +48,14 @@ impl Database {
     /// A database without any table.
     pub(crate) async fn postgres_empty() -> Self {
         let database = Self::postgres_named(&format!("it_{}", Uuid::new_v4().simple()));
-        let Kind::Postgres { admin, name } = &database.kind else { unreachable!("just made") };
+        let Kind::Postgres { admin, name } = &*database.kind else { unreachable!("just made") };
         execute(&mut connect(admin).await, format!("CREATE DATABASE {name} TEMPLATE template0")).await;
         database
     }
 
     fn postgres_named(name: &str) -> Self {
         let admin = postgres_admin();
-        Self { url: with_name(&admin, name), kind: Kind::Postgres { admin, name: name.to_owned() } }
+        Self { url: with_name(&admin, name), kind: Arc::new(Kind::Postgres { admin, name: name.to_owned() }) }
     }
 
     /// The store on it.
@@ -64,7 +65,7 @@ impl Database {
 
     /// Runs SQL behind the store's back.
     pub(crate) async fn execute(&self, sql: &str) {
-        match &self.kind {
+        match &*self.kind {
             Kind::Sqlite { .. } => {
                 let mut connection = sqlx::SqliteConnection::connect(&self.url).await.expect("the file opens");
                 connection.execute(AssertSqlSafe(sql.to_owned())).await.expect("the statement runs");
@@ -79,7 +80,7 @@ impl Database {
 
     /// Ends every connection to a Postgres database and refuses new ones, until it is told to let them in again.
     pub(crate) async fn let_in(&self, lets_in: bool) {
-        let Kind::Postgres { admin, name } = &self.kind else { panic!("only Postgres can be away") };
+        let Kind::Postgres { admin, name } = &*self.kind else { panic!("only Postgres can be away") };
         let mut connection = connect(admin).await;
         execute(&mut connection, format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {lets_in}")).await;
         let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'");
@@ -141,7 +142,7 @@ impl Database {
     }
 
     pub(crate) fn is_postgres(&self) -> bool {
-        matches!(self.kind, Kind::Postgres { .. })
+        matches!(*self.kind, Kind::Postgres { .. })
     }
 }
 
@@ -200,11 +201,11 @@ fn schema_hash() -> u64 {
     hasher.finish()
 }
 
-impl Drop for Database {
+impl Drop for Kind {
     /// Drops a Postgres database also when the test failed; a thread of its own, because the test's runtime may be
     /// going down.
     fn drop(&mut self) {
-        let Kind::Postgres { admin, name } = &self.kind else { return };
+        let Kind::Postgres { admin, name } = self else { return };
         let (admin, sql) = (admin.clone(), format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"));
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

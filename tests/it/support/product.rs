@@ -40,12 +40,15 @@ impl Options {
 pub(crate) struct Product {
     process: Process,
     http: reqwest::Client,
+    /// Its share of the database: a server outlives no file that it writes to.
+    _database: Option<Database>,
 }
 
 impl Product {
     /// Starts `countersign serve` on this database and waits until it is ready.
     pub(crate) async fn start(database: &Database) -> Self {
-        Self::start_as(&database.url, &Options::default()).await
+        let product = Self::start_as(&database.url, &Options::default()).await;
+        Self { _database: Some(database.clone()), ..product }
     }
 
     /// The same on the database at this address, with these settings besides.
@@ -57,7 +60,7 @@ impl Product {
     /// The same with other settings.
     pub(crate) async fn start_as(url: &str, options: &Options) -> Self {
         let process = Process::start_at(own_host(), |address| serve(address, url, options)).await;
-        let mut product = Self { process, http: reqwest::Client::new() };
+        let mut product = Self { process, http: reqwest::Client::new(), _database: None };
         if let Err(fault) = product.ready().await {
             panic!("{fault}");
         }
@@ -67,7 +70,7 @@ impl Product {
     /// The same for one that may die before it is ready; then what it said.
     pub(crate) async fn try_start(url: &str, options: &Options) -> Result<Self, String> {
         let process = Process::try_start_at(own_host(), |address| serve(address, url, options)).await?;
-        let mut product = Self { process, http: reqwest::Client::new() };
+        let mut product = Self { process, http: reqwest::Client::new(), _database: None };
         product.ready().await?;
         Ok(product)
     }
@@ -147,8 +150,10 @@ impl Product {
 
     pub(crate) async fn get(&self, path: &str) -> Value {
         let answer = self.send(Method::GET, path, None).await;
-        assert_eq!(answer.status(), StatusCode::OK, "{path}");
-        json_of(answer).await
+        let got = answer.status();
+        let body = json_of(answer).await;
+        assert_eq!(got, StatusCode::OK, "{path}: {body}\n{}", self.log());
+        body
     }
 
     /// Sends a POST and expects this status.
@@ -156,7 +161,7 @@ impl Product {
         let answer = self.send(Method::POST, path, Some(body)).await;
         let got = answer.status().as_u16();
         let body = json_of(answer).await;
-        assert_eq!(got, status, "{path}: {body}");
+        assert_eq!(got, status, "{path}: {body}\n{}", self.log());
         body
     }
 
