@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use http::{HeaderName, HeaderValue, header};
+use http::{HeaderName, HeaderValue, Method, header};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, RunningService};
@@ -25,7 +25,7 @@ use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::{EVENT_STREAM, is_kind};
 use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, body};
-use crate::net::Egress;
+use crate::net::EgressClient;
 
 /// Calls of one connection that may be on their way at once; the executor's own limits are far below.
 const PARALLEL_CALLS: usize = 256;
@@ -38,8 +38,7 @@ const OLDER_MAX: usize = 4 * 1024;
 
 /// One server behind an address, about to be connected to.
 pub(super) struct Dial<'a> {
-    pub(super) http: &'a reqwest::Client,
-    pub(super) egress: &'a Egress,
+    pub(super) http: &'a EgressClient,
     pub(super) url: &'a Url,
     pub(super) target: &'a McpTarget,
     pub(super) settings: PoolSettings,
@@ -114,7 +113,6 @@ impl Dial<'_> {
         let ears = Ears::new(true);
         let client = TrackedClient::new(
             self.http.clone(),
-            self.egress.clone(),
             (self.url.clone(), target.bearer.clone()),
             self.settings.max_result_bytes,
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
@@ -129,7 +127,7 @@ impl Dial<'_> {
     /// boundary for servers that all have a successor.
     pub(super) async fn older_transport(&self) -> Option<String> {
         let headers = headers_of(self.target).ok()?;
-        let request = self.http.get(self.url.clone()).headers(headers.into_iter().collect());
+        let request = self.http.request(Method::GET, self.url).ok()?.headers(headers.into_iter().collect());
         let looking = async {
             let response = request.header(header::ACCEPT, EVENT_STREAM).send().await.ok()?;
             if !response.status().is_success() || !is_kind(response.headers(), EVENT_STREAM) {

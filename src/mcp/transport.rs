@@ -33,7 +33,7 @@ use super::wire::{
     retry_after, says_other_era, says_session_lost, send_kind, status_kind,
 };
 use super::{AskDoor, FaultKind, listing};
-use crate::net::{Challenge, Egress};
+use crate::net::{Challenge, EgressClient, EgressRefusal};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -48,8 +48,7 @@ pub(super) struct TrackedClient {
 }
 
 struct Shared {
-    http: reqwest::Client,
-    egress: Egress,
+    http: EgressClient,
     url: Url,
     max_bytes: usize,
     discover_patience: Duration,
@@ -71,8 +70,7 @@ struct Shared {
 
 impl TrackedClient {
     pub(super) fn new(
-        http: reqwest::Client,
-        egress: Egress,
+        http: EgressClient,
         (url, bearer): (Url, Option<Bearer>),
         max_bytes: usize,
         discover_patience: Duration,
@@ -80,7 +78,6 @@ impl TrackedClient {
     ) -> Self {
         let shared = Shared {
             http,
-            egress,
             url,
             max_bytes,
             discover_patience,
@@ -100,12 +97,9 @@ impl TrackedClient {
         self.shared.bearer.as_ref()
     }
 
-    pub(super) fn request(&self, method: Method) -> reqwest::RequestBuilder {
-        self.shared.http.request(method, self.shared.url.clone())
-    }
-
-    pub(super) fn may_dial(&self) -> bool {
-        self.shared.egress.check(&self.shared.url).is_ok()
+    /// Begins a request, if the address may still be dialled.
+    pub(super) fn request(&self, method: Method) -> Result<reqwest::RequestBuilder, EgressRefusal> {
+        self.shared.http.request(method, &self.shared.url)
     }
 
     /// The library may send the cancellation of this call again: it was told.
@@ -202,13 +196,15 @@ impl TrackedClient {
     }
 
     async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
-        if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
-            post.settle(Stage::NotConnected(refusal.to_string()));
-            return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
-        }
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
+        let request = match self.request(Method::POST) {
+            Ok(request) => request,
+            Err(refusal) => {
+                post.settle(Stage::NotConnected(refusal.to_string()));
+                return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
+            }
+        };
         post.pass("mcp.call.before");
-        let response = request.send().await;
+        let response = request.headers(headers).body(post.text.clone()).send().await;
         post.pass("mcp.call.written");
         let response = match response {
             Ok(response) => response,
@@ -313,7 +309,6 @@ impl TrackedClient {
         if !self.shared.listening.turn(last_event.as_deref()).await {
             return Err(StreamableHttpError::ServerDoesNotSupportSse);
         }
-        self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
         let mut headers = headers_of(custom, session.as_deref())?;
         if let Some(event) = last_event {
             let value =
