@@ -108,8 +108,20 @@ pub(super) async fn shake(
 impl Dial<'_> {
     /// Agrees on a revision; of a server that is known for the older era without asking for the newer one first.
     pub(super) async fn handshake(&self, is_old: bool) -> Result<Shaken, Undone> {
+        match self.once(is_old).await {
+            // It was taken for one of the older era because it said nothing in time, and does not speak that: it was slow.
+            (Err(Undone::Refused(_)), true) => self.once(false).await.0,
+            (shaken, _) => shaken,
+        }
+    }
+
+    /// One handshake; and whether the server let the question for its era pass in silence.
+    async fn once(&self, is_old: bool) -> (Result<Shaken, Undone>, bool) {
         let target = self.target;
-        let headers = headers_of(target).map_err(Undone::Misconfigured)?;
+        let headers = match headers_of(target) {
+            Ok(headers) => headers,
+            Err(fault) => return (Err(Undone::Misconfigured(fault)), false),
+        };
         let ears = Ears::new(true);
         let client = TrackedClient::new(
             self.http.clone(),
@@ -119,7 +131,9 @@ impl Dial<'_> {
             Arc::clone(&ears),
         );
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(self.url, headers));
-        shake((transport, Link::Http(client)), ears, target.offers, lifecycle_of(is_old), self.until).await
+        let link = Link::Http(client.clone());
+        let shaken = shake((transport, link), ears, target.offers, lifecycle_of(is_old), self.until).await;
+        (shaken, client.was_silent())
     }
 
     /// Whether the address is one of the transport of 2024-11-05, which opens with an event that names another address.
