@@ -60,6 +60,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         replay: request.replay,
         side_effect_class: request.side_effect_class,
         trust_annotations: request.trust_annotations.unwrap_or(false),
+        require_approval: request.require_approval,
         own_class: None,
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default().or_default(),
@@ -86,6 +87,7 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
         trust_annotations: request.trust_annotations,
         required: request.required,
         elicitation: request.elicitation,
+        require_approval: request.require_approval,
         connect_ms: timeouts.connect_ms,
         call_ms: timeouts.call_ms,
         call_total_ms: timeouts.call_total_ms,
@@ -156,13 +158,6 @@ fn is_plain_uri(text: &str) -> bool {
 }
 
 fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
-    use serde_json::Value;
-    let no_approval = request.require_approval.as_ref().is_none_or(|value| match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(names) => names.is_empty(),
-        Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
-    });
-    faults.require(no_approval, &format!("{at}/require_approval"), LATER);
     let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
     faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }

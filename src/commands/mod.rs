@@ -1,5 +1,6 @@
 //! What a caller can ask for: checks in their order, one transaction each. Knows neither HTTP nor SQL.
 
+mod approvals;
 mod cancel;
 mod create;
 mod delete;
@@ -20,7 +21,9 @@ use std::time::Duration;
 
 pub use create::Created;
 pub use registration::{PutSecret, PutServer};
-pub use request::{AnswerInput, CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
+pub use request::{
+    AnswerInput, CreateRun, DecideApproval, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput,
+};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
 
@@ -29,6 +32,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable, Watched};
+use crate::run::approval::Approval;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, NodeId, RunId, RunUid, TenantId};
@@ -104,6 +108,9 @@ pub enum CommandError {
     /// The key was used with another body.
     #[error("the Idempotency-Key was used with another body")]
     KeyReused,
+    /// The approval is decided; says how.
+    #[error("the approval is decided")]
+    ApprovalDecided(Box<Approval>),
     /// The run's state does not admit it.
     #[error(transparent)]
     Refused(#[from] Refusal),

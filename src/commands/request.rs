@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
 use crate::run::asking::{Elicitation, Sampling};
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
@@ -135,8 +136,8 @@ pub struct EntryRequest {
     pub replay: Option<PerTool<Replay>>,
     /// What the tools may do to the world.
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
-    /// Tools that wait for an approval: not in this version.
-    pub require_approval: Option<Value>,
+    /// Tools whose calls wait for an approval: `true`, or a list of the server's names.
+    pub require_approval: Option<RequireApproval>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
     /// Whether the server's annotations may relax the class of tools whose class is not declared here (`false`).
@@ -220,6 +221,20 @@ pub struct ResumeRun {
     pub tool_results: Option<Vec<Value>>,
     /// Tighter limits for the rest of the run's life; none can be loosened.
     pub limits: Option<LimitsRequest>,
+}
+
+/// A vote on a call that waits for an approval.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecideApproval {
+    /// What is said.
+    pub decision: Verdict,
+    /// Why; kept with the vote and in the audit.
+    #[schema(max_length = 4000)]
+    pub comment: Option<String>,
+    /// With `approve`: other arguments than the model's. They clear earlier votes.
+    #[schema(value_type = Option<Object>)]
+    pub arguments: Option<Map<String, Value>>,
 }
 
 /// What a person answers to a server's question.

@@ -58,6 +58,7 @@ impl Commands {
             let resume = Resume {
                 actor: asker.actor.clone(),
                 retry: retry.clone(),
+                votes: Vec::new(),
                 served,
                 warnings,
                 on_catalog_change: request.on_catalog_change.unwrap_or_default(),

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::bindings::BindingRevision;
 use super::links::{self, Link};
+use crate::run::approval::Approval;
 use crate::run::ask::{Asks, Input};
 use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
@@ -102,7 +103,7 @@ pub(super) struct UsageView {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Pending {
     /// Calls that wait for a verdict.
-    approvals: Vec<BTreeMap<String, Value>>,
+    approvals: Vec<Approval>,
     /// Calls whose outcome nobody knows.
     reconciliations: Vec<UndecidedCall>,
     /// Calls that a client carries out.
@@ -116,6 +117,7 @@ impl From<RunView> for Run {
         let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
         let limits = *head.limits(&spec);
         let Asks { open, usage: sampling, .. } = head.state.asks;
+        let approvals = head.state.approvals.into_iter().map(|open| open.approval).collect();
         let inputs = open.into_iter().map(|open| open.input).collect();
         let output = head.state.output.map(|output| Output { text: output.text, structured: output.structured });
         Self {
@@ -133,7 +135,7 @@ impl From<RunView> for Run {
             error: head.state.error,
             turns: head.state.turns,
             usage: UsageView { counted: head.state.usage, sampling, cost_usd: None },
-            pending: Pending { approvals: Vec::new(), reconciliations: undecided, client_tools: Vec::new(), inputs },
+            pending: Pending { approvals, reconciliations: undecided, client_tools: Vec::new(), inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),
             attempt: head.attempt,

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::approval::{ApprovalRule, OpenApproval};
 use super::ask::Asks;
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
@@ -10,7 +11,7 @@ use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
-use super::status::Status;
+use super::status::{Status, SuspendReason};
 use super::time::Timestamp;
 
 /// Everything that is true of a run. Calls of earlier turns are settled and stay in the store.
@@ -98,6 +99,9 @@ pub struct HeadState {
     /// What servers ask of the run, and what their samples used.
     #[serde(default, skip_serializing_if = "Asks::is_empty")]
     pub asks: Asks,
+    /// Calls of the last turn that wait for votes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub approvals: Vec<OpenApproval>,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -185,7 +189,26 @@ impl Envelope {
 
     /// Whether a call waits for a person: then no further call of the turn is sent.
     pub fn waits_for_person(&self) -> bool {
-        self.undecided().next().is_some() || self.head.state.asks.open.iter().any(|open| open.question.is_some())
+        self.awaits().is_some()
+    }
+
+    /// The first of the reasons why people must decide before anything more of the turn is sent.
+    pub fn awaits(&self) -> Option<SuspendReason> {
+        let asks = || self.head.state.asks.open.iter().any(|open| open.question.is_some());
+        if self.undecided().next().is_some() {
+            Some(SuspendReason::ToolReconciliationRequired)
+        } else if !self.head.state.approvals.is_empty() {
+            Some(SuspendReason::ApprovalRequired)
+        } else {
+            asks().then_some(SuspendReason::InputRequired)
+        }
+    }
+
+    /// The rule by which a call needs an approval before it is sent.
+    pub fn approval_rule(&self, call: &Call) -> Option<ApprovalRule> {
+        let (entry, target) = (self.entry_of(call)?, call.target.as_ref()?);
+        let covered = entry.require_approval.as_ref().is_some_and(|required| required.covers(&target.server_tool));
+        covered.then(|| ApprovalRule::of_entry(&target.server))
     }
 
     /// Whether a call waits for a sample: nothing of it is out, and its server gets the sample with the next attempt.

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use uuid::Uuid;
 
+use super::approval::Verdict;
 use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
@@ -85,6 +87,8 @@ pub enum Fact {
     Resumed(Box<Resume>),
     /// A person said what became of a call whose outcome nobody knew, or allowed one more attempt.
     Reconciled(Box<Reconciliation>),
+    /// A person voted on a call that waits for an approval.
+    Voted(Box<CastVote>),
     /// The server of a call that is out asks a person.
     InputAsked {
         /// Which call.
@@ -121,6 +125,21 @@ pub enum Fact {
     },
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
+}
+
+/// A person's vote on an approval.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CastVote {
+    /// Who votes.
+    pub actor: Actor,
+    /// On which.
+    pub approval: Uuid,
+    /// What they say.
+    pub decision: Verdict,
+    /// Why.
+    pub comment: Option<String>,
+    /// Other arguments than the model's, checked against the tool's schema.
+    pub arguments: Option<Value>,
 }
 
 /// A person's answer to a server's question.
@@ -182,6 +201,8 @@ pub struct Resume {
     pub actor: Actor,
     /// Calls that may be sent once more.
     pub retry: Vec<CallRef>,
+    /// Votes on calls that wait for an approval.
+    pub votes: Vec<CastVote>,
     /// What the servers serve now, with the entries that the caller gave or the run's own.
     pub served: Binding,
     /// What reading them brought up.

@@ -5,6 +5,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Page, RunFilter, StoreError};
+use crate::run::approval::Approval;
 use crate::run::call::Call;
 use crate::run::fact::{InputAnswer, Reconciliation};
 use crate::run::ids::{Actor, CallKey, RunId, RunUid, TenantId};
@@ -134,4 +135,14 @@ pub trait AdminStore: Send + Sync {
         after: Option<PlaceInTime>,
         limit: u32,
     ) -> Result<Page<AuditRow>, StoreError>;
+    /// Approvals, newest first: of this status, of this run.
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError>;
+    /// One approval.
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<Approval>, StoreError>;
 }

@@ -48,6 +48,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         asks: Asks::default(),
         model_failures: 0,
         catalog_failures: 0,
+        approvals: Vec::new(),
         limits: None,
         worked_ms: 0,
         leg_began_at: None,

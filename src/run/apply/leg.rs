@@ -132,7 +132,7 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
 }
 
 /// Nothing more is sent: every call that was started gets its end before the run's, and what never left has failed.
-fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
+pub(super) fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
     let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;

@@ -9,7 +9,7 @@ use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
 use crate::run::tool_result::model_text;
 
@@ -40,11 +40,11 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
     let calls = draft.envelope.undecided_calls();
-    if calls.is_empty() {
-        draft.suspend(SuspendReason::InputRequired);
-    } else {
+    if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
-        draft.suspend(SuspendReason::ToolReconciliationRequired);
+    }
+    if let Some(reason) = draft.envelope.awaits() {
+        draft.suspend(reason);
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::draft::Draft;
-use super::{proceed, require_asking, settle};
+use super::{approvals, proceed, require_asking, settle};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -188,6 +188,7 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
 fn boundary(draft: &mut Draft<'_>) {
     let limit = draft.envelope.limits().max_tool_calls;
     if draft.envelope.head.state.tool_calls <= limit {
+        approvals::ask(draft);
         proceed::proceed(draft);
         return;
     }

@@ -2,6 +2,7 @@
 //! `sqlite/`. Everything that others may care about leaves a hint once it is stored.
 
 mod admin;
+mod approvals;
 mod commits;
 mod follow;
 mod inputs;
@@ -30,6 +31,7 @@ use super::{
     FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
     RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
 };
+use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
@@ -375,5 +377,21 @@ impl AdminStore for SteadyPostgres {
     ) -> Result<Page<AuditRow>, StoreError> {
         let store = self.now();
         self.within(&store, admin::audit_list(&store, tenant, filter, after, limit)).await
+    }
+
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError> {
+        let store = self.now();
+        self.within(&store, approvals::approval_list(&store, tenant, of, after, limit)).await
+    }
+
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<Approval>, StoreError> {
+        let store = self.now();
+        self.within(&store, approvals::approval_fetch(&store, tenant, id)).await
     }
 }

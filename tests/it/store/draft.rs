@@ -56,6 +56,7 @@ impl Draft {
             model_failures: 0,
             asks: Asks::default(),
             catalog_failures: 0,
+            approvals: Vec::new(),
             worked_ms: 0,
             leg_began_at: None,
             warnings: Vec::new(),

@@ -320,6 +320,20 @@ impl AdminStore for FlakyStore {
     ) -> Result<Page<AuditRow>, StoreError> {
         self.store.audit_list(tenant, filter, after, limit).await
     }
+
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError> {
+        self.store.approval_list(tenant, of, after, limit).await
+    }
+
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<Approval>, StoreError> {
+        self.store.approval_fetch(tenant, id).await
+    }
 }
 
 #[async_trait]

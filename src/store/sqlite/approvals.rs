@@ -1,0 +1,53 @@
+//! Approvals across runs, as people look for them.
+
+use uuid::Uuid;
+
+use super::SqliteStore;
+use crate::run::approval::Approval;
+use crate::run::ids::{RunUid, TenantId};
+use crate::store::codec;
+use crate::store::page::{Filling, Page};
+use crate::store::{PlaceInTime, StoreError};
+
+pub(super) async fn approval_list(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    (status, run): (Option<&str>, Option<RunUid>),
+    after: Option<PlaceInTime>,
+    limit: u32,
+) -> Result<Page<Approval>, StoreError> {
+    let rows: Vec<String> = sqlx::query_scalar(
+        "SELECT body FROM approvals WHERE tenant_id = ?1 \
+           AND (?2 IS NULL OR status = ?2) AND (?3 IS NULL OR run_uid = ?3) \
+           AND (?4 IS NULL OR (created_at, id) < (?4, ?5)) \
+         ORDER BY created_at DESC, id DESC LIMIT ?6 + 1",
+    )
+    .bind(tenant.as_str())
+    .bind(status)
+    .bind(run.map(|run| run.0))
+    .bind(after.map(|place| place.at.as_millis()))
+    .bind(after.map(|place| place.id))
+    .bind(limit)
+    .fetch_all(&store.reader)
+    .await?;
+    let mut filling = Filling::new(limit);
+    for body in rows {
+        if !filling.take(body.len(), body) {
+            break;
+        }
+    }
+    filling.page().try_map(|body| codec::decode("approval", &body))
+}
+
+pub(super) async fn approval_fetch(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    id: Uuid,
+) -> Result<Option<Approval>, StoreError> {
+    let body: Option<String> = sqlx::query_scalar("SELECT body FROM approvals WHERE tenant_id = ?1 AND id = ?2")
+        .bind(tenant.as_str())
+        .bind(id)
+        .fetch_optional(&store.reader)
+        .await?;
+    body.map(|body| codec::decode("approval", &body)).transpose()
+}
