@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::request::EntryRequest;
 use crate::dispatch::Schema;
-use crate::run::asking::SamplingApproval;
 use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
 
@@ -96,7 +95,6 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
 
 /// What holds of every entry.
 fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
-    refuse_later_fields(request, at, faults);
     if let Some(namespace) = &request.namespace {
         let fits =
             (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
@@ -155,11 +153,6 @@ fn check_auth(auth: &McpAuth, at: &str, faults: &mut Faults) {
 
 fn is_plain_uri(text: &str) -> bool {
     text.len() <= 2000 && url::Url::parse(text).is_ok_and(|url| url.fragment().is_none())
-}
-
-fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
-    let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
-    faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }
 
 /// Header fields of any entry.

@@ -215,8 +215,9 @@ pub struct ResumeRun {
     pub mcp: Option<Vec<EntryRequest>>,
     /// Must be the run's own.
     pub binding_id: Option<String>,
-    /// Verdicts on calls: not in this version.
-    pub approvals: Option<Vec<Value>>,
+    /// Votes on calls that wait for an approval (scope `approvals:decide`).
+    #[schema(max_items = 200)]
+    pub approvals: Option<Vec<DecideCall>>,
     /// Results of client tools: not in this version.
     pub tool_results: Option<Vec<Value>>,
     /// Tighter limits for the rest of the run's life; none can be loosened.
@@ -235,6 +236,37 @@ pub struct DecideApproval {
     /// With `approve`: other arguments than the model's. They clear earlier votes.
     #[schema(value_type = Option<Object>)]
     pub arguments: Option<Map<String, Value>>,
+    /// The `token` of the approval: proof that it was seen as it stands. The operator may ask for it.
+    #[schema(max_length = 8192)]
+    pub token: Option<String>,
+}
+
+/// A vote on the approval of one call of the run that is resumed.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecideCall {
+    /// The call's label.
+    #[schema(max_length = 1024)]
+    pub call_id: String,
+    /// What is said.
+    pub decision: Verdict,
+    /// Why; kept with the vote and in the audit.
+    #[schema(max_length = 4000)]
+    pub comment: Option<String>,
+    /// With `approve`: other arguments than the model's. They clear earlier votes.
+    #[schema(value_type = Option<Object>)]
+    pub arguments: Option<Map<String, Value>>,
+    /// The `token` of the approval.
+    #[schema(max_length = 8192)]
+    pub token: Option<String>,
+}
+
+impl DecideCall {
+    /// The same without the call.
+    pub(super) fn vote(&self) -> DecideApproval {
+        let Self { decision, comment, arguments, token, .. } = self.clone();
+        DecideApproval { decision, comment, arguments, token }
+    }
 }
 
 /// What a person answers to a server's question.

@@ -13,20 +13,21 @@ use super::extract::{Approver, Checked, InputPath, NamePath, Reader, RunPath, as
 use super::problem::ApiError;
 use super::query::{ApprovalCursor, Query, encode};
 use super::runs::fetch;
+use super::views::ApprovalView;
 use crate::auth::Caller;
 use crate::commands::DecideApproval;
 use crate::run::approval::Approval;
-use crate::run::ids::{CallId, RunUid};
+use crate::run::ids::{CallId, RunId, RunUid};
 use crate::store::PlaceInTime;
 
 /// The statuses that approvals can be asked for by.
-const STATUSES: [&str; 4] = ["pending", "approved", "denied", "cancelled"];
+const STATUSES: [&str; 5] = ["pending", "approved", "denied", "escalated", "cancelled"];
 
 /// A page of approvals, newest first.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct ApprovalPage {
     /// The approvals.
-    data: Vec<Approval>,
+    data: Vec<ApprovalView>,
     /// Where the list goes on; null at its end.
     next_cursor: Option<String>,
 }
@@ -36,7 +37,7 @@ pub(super) struct ApprovalPage {
     get, path = "/v1/approvals", operation_id = "approval_list", tag = "approvals",
     security(("bearer" = ["runs:read"])),
     params(
-        ("status" = Option<String>, Query, description = "`pending`, `approved`, `denied` or `cancelled`"),
+        ("status" = Option<String>, Query, description = "`pending`, `approved`, `denied`, `escalated` or `cancelled`"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Rows of a page (50)"),
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
     ),
@@ -56,7 +57,7 @@ pub(super) async fn approval_list(
     security(("bearer" = ["runs:read"])),
     params(
         ("run_id" = String, Path, description = "The run's name"),
-        ("status" = Option<String>, Query, description = "`pending`, `approved`, `denied` or `cancelled`"),
+        ("status" = Option<String>, Query, description = "`pending`, `approved`, `denied`, `escalated` or `cancelled`"),
         ("limit" = Option<u32>, Query, minimum = 1, maximum = 200, description = "Rows of a page (50)"),
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
     ),
@@ -87,7 +88,8 @@ async fn page(
     let last = page.last().filter(|_| page.more);
     let place = |approval: &Approval| ApprovalCursor(PlaceInTime { at: approval.created_at, id: approval.id });
     let next_cursor = last.map(|approval| encode(&place(approval)));
-    Ok(Json(ApprovalPage { data: page.into_iter().collect(), next_cursor }))
+    let data = page.into_iter().map(|approval| ApprovalView::of(api, &caller.tenant, approval)).collect();
+    Ok(Json(ApprovalPage { data, next_cursor }))
 }
 
 /// Fetch an approval.
@@ -95,15 +97,15 @@ async fn page(
     get, path = "/v1/approvals/{id}", operation_id = "approval_fetch", tag = "approvals",
     security(("bearer" = ["runs:read"])),
     params(("id" = String, Path, description = "The approval")),
-    responses((status = 200, description = "The approval", body = Approval))
+    responses((status = 200, description = "The approval", body = ApprovalView))
 )]
 pub(super) async fn approval_fetch(
     State(api): State<Arc<Api>>,
     Reader(caller): Reader,
     NamePath(id): NamePath,
-) -> Result<Json<Approval>, ApiError> {
+) -> Result<Json<ApprovalView>, ApiError> {
     let found = api.store.approval_fetch(&caller.tenant, identity(&id)?).await?;
-    found.map(Json).ok_or(NONE)
+    found.map(|kept| Json(ApprovalView::of(&api, &caller.tenant, kept.approval))).ok_or(NONE)
 }
 
 /// Vote on an approval.
@@ -114,15 +116,15 @@ pub(super) async fn approval_fetch(
     post, path = "/v1/approvals/{id}/decisions", operation_id = "approval_decide", tag = "approvals",
     request_body = DecideApproval, security(("bearer" = ["approvals:decide"])),
     params(("id" = String, Path, description = "The approval")),
-    responses((status = 200, description = "The approval as it stands with the vote", body = Approval))
+    responses((status = 200, description = "The approval as it stands with the vote", body = ApprovalView))
 )]
 pub(super) async fn approval_decide(
     State(api): State<Arc<Api>>,
     Approver(caller): Approver,
     NamePath(id): NamePath,
     body: Checked<DecideApproval>,
-) -> Result<Json<Approval>, ApiError> {
-    vote(&api, &caller, identity(&id)?, body.value).await
+) -> Result<Json<ApprovalView>, ApiError> {
+    vote(&api, &caller, (None, identity(&id)?), body.value).await
 }
 
 /// Vote on the pending approval of a run's call.
@@ -133,20 +135,27 @@ pub(super) async fn approval_decide(
         ("run_id" = String, Path, description = "The run's name"),
         ("call_id" = String, Path, description = "The call's label"),
     ),
-    responses((status = 200, description = "The approval as it stands with the vote", body = Approval))
+    responses((status = 200, description = "The approval as it stands with the vote", body = ApprovalView))
 )]
 pub(super) async fn call_approval_decide(
     State(api): State<Arc<Api>>,
     Approver(caller): Approver,
     InputPath { run, input_id }: InputPath,
     body: Checked<DecideApproval>,
-) -> Result<Json<Approval>, ApiError> {
+) -> Result<Json<ApprovalView>, ApiError> {
     let id = api.commands.approval_of_call(&asker(&caller), &run, &CallId::new(input_id)).await?;
-    vote(&api, &caller, id, body.value).await
+    vote(&api, &caller, (Some(run), id), body.value).await
 }
 
-async fn vote(api: &Api, caller: &Caller, id: Uuid, request: DecideApproval) -> Result<Json<Approval>, ApiError> {
-    Ok(Json(api.commands.approval_decide(&asker(caller), id, request).await?))
+async fn vote(
+    api: &Api,
+    caller: &Caller,
+    (run, id): (Option<RunId>, Uuid),
+    request: DecideApproval,
+) -> Result<Json<ApprovalView>, ApiError> {
+    let decided = api.commands.approval_decide(&asker(caller), id, request).await;
+    let approval = decided.map_err(|error| ApiError::Command(error, run))?;
+    Ok(Json(ApprovalView::of(api, &caller.tenant, approval)))
 }
 
 const NONE: ApiError = ApiError::NotFound("there is no such approval");

@@ -46,7 +46,8 @@ pub(super) struct Approver(pub(super) Caller);
 
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
-    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone() }
+    let scopes = caller.scope_names.iter().cloned().collect();
+    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone(), scopes }
 }
 
 impl FromRequestParts<Arc<Api>> for Reader {

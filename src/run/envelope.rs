@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::approval::{ApprovalRule, OpenApproval};
-use super::ask::Asks;
+use super::approval::Approvals;
+use super::ask::{Asks, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
 use super::event::UndecidedCall;
@@ -99,9 +99,9 @@ pub struct HeadState {
     /// What servers ask of the run, and what their samples used.
     #[serde(default, skip_serializing_if = "Asks::is_empty")]
     pub asks: Asks,
-    /// Calls of the last turn that wait for votes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub approvals: Vec<OpenApproval>,
+    /// What waits for votes.
+    #[serde(default, skip_serializing_if = "Approvals::is_empty")]
+    pub approvals: Approvals,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -195,28 +195,29 @@ impl Envelope {
     /// The first of the reasons why people must decide before anything more of the turn is sent.
     pub fn awaits(&self) -> Option<SuspendReason> {
         let asks = || self.head.state.asks.open.iter().any(|open| open.question.is_some());
+        let proposed = || self.calls.iter().any(|call| matches!(call.stage, Stage::Proposed));
         if self.undecided().next().is_some() {
             Some(SuspendReason::ToolReconciliationRequired)
-        } else if !self.head.state.approvals.is_empty() {
+        } else if proposed() || self.head.state.approvals.hold_run() {
             Some(SuspendReason::ApprovalRequired)
         } else {
             asks().then_some(SuspendReason::InputRequired)
         }
     }
 
-    /// The rule by which a call needs an approval before it is sent.
-    pub fn approval_rule(&self, call: &Call) -> Option<ApprovalRule> {
-        let (entry, target) = (self.entry_of(call)?, call.target.as_ref()?);
-        let covered = entry.require_approval.as_ref().is_some_and(|required| required.covers(&target.server_tool));
-        covered.then(|| ApprovalRule::of_entry(&target.server))
+    /// Whether a call waits for a sample that no person must approve any more: nothing of it is out, and its server gets
+    /// the sample with the next attempt.
+    pub fn waits_for_sample(&self) -> bool {
+        self.wanted_samples().next().is_some()
     }
 
-    /// Whether a call waits for a sample: nothing of it is out, and its server gets the sample with the next attempt.
-    pub fn waits_for_sample(&self) -> bool {
-        self.calls.iter().any(|call| {
-            matches!(call.stage, Stage::Waiting { .. })
-                && call.asked.as_ref().is_some_and(|asked| asked.samples().next().is_some())
-        })
+    /// The samples that calls wait for and that no person must approve any more, by the server's names of the questions.
+    pub fn wanted_samples(&self) -> impl Iterator<Item = (CallKey, &String, &SampleRequest)> {
+        let waiting = self.calls.iter().filter(|call| matches!(call.stage, Stage::Waiting { .. }));
+        let asked = waiting.filter_map(|call| Some((call.key, call.asked.as_ref()?)));
+        asked
+            .flat_map(|(key, asked)| asked.samples().map(move |(name, request)| (key, name, request)))
+            .filter(|(key, name, _)| !self.head.state.approvals.is_about_sample(*key, Some(name)))
     }
 
     /// The entry of the server that carries out a call. By the offered name: a resume may have given the entries in

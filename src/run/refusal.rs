@@ -40,6 +40,9 @@ pub enum Refusal {
     /// The approval was decided, or belongs to a call of another turn.
     #[error("the approval is decided")]
     AlreadyDecided(Uuid),
+    /// A vote names a call that nobody is asked about.
+    #[error("the run has no approval of the call {}", .0.as_str())]
+    NoApproval(CallId),
     /// This actor's vote counts already.
     #[error("this actor has voted on it")]
     AlreadyVoted,
@@ -76,6 +79,7 @@ impl Refusal {
             Self::NotReconcilable => "not-reconcilable",
             Self::AlreadyAnswered => "already-answered",
             Self::AlreadyDecided(_) => "already-decided",
+            Self::NoApproval(_) => "no-such-approval",
             Self::AlreadyVoted => "already-voted",
             Self::NotAnApprover => "not-an-approver",
             Self::ArgumentsFixed => "arguments-fixed",

@@ -64,6 +64,7 @@ pub(super) struct ApprovalRow {
     pub(super) id: Uuid,
     pub(super) status: &'static str,
     pub(super) created_at: i64,
+    pub(super) expires_at: Option<i64>,
     pub(super) body: String,
 }
 
@@ -73,17 +74,19 @@ impl ApprovalRow {
             id: approval.id,
             status: approval.status.code(),
             created_at: approval.created_at.as_millis(),
+            expires_at: approval.expires_at.map(Timestamp::as_millis),
             body: encode("approval", approval)?,
         })
     }
-}
 
-impl ApprovalRow {
     /// All of them as one text; the documents stay as they are written, so no number loses digits.
     fn array(approvals: &[Approval]) -> Result<Option<String>, StoreError> {
         let element = |approval: &Approval| {
-            let Self { id, status, created_at, body } = Self::encode(approval)?;
-            Ok(format!(r#"{{"id":"{id}","status":"{status}","created_at":{created_at},"body":{body}}}"#))
+            let Self { id, status, created_at, expires_at, body } = Self::encode(approval)?;
+            let expires_at = expires_at.map_or_else(|| "null".to_owned(), |at| at.to_string());
+            Ok(format!(
+                r#"{{"id":"{id}","status":"{status}","created_at":{created_at},"expires_at":{expires_at},"body":{body}}}"#
+            ))
         };
         let elements = approvals.iter().map(element).collect::<Result<Vec<String>, StoreError>>()?;
         Ok((!elements.is_empty()).then(|| format!("[{}]", elements.join(","))))

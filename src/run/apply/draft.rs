@@ -174,7 +174,7 @@ impl<'a> Draft<'a> {
 
     /// Ends the run; `result` is its last event.
     pub(super) fn finish(&mut self, status: Status) {
-        self.cancel_approvals();
+        self.cancel_approvals_of(|_| true);
         self.envelope.head.status = status;
         self.envelope.head.finished_at = Some(self.now);
         self.leave();

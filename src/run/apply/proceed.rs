@@ -74,7 +74,11 @@ fn result(call: &Call) -> Option<Content> {
         Stage::Rejected { reason, .. } => (reason.clone().into(), true),
         Stage::Completed { output, .. } => (model_text(output), false),
         Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => return None,
+        Stage::Proposed
+        | Stage::Pending
+        | Stage::Executing { .. }
+        | Stage::Waiting { .. }
+        | Stage::Indeterminate { .. } => return None,
     };
     Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
 }

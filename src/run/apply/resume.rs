@@ -29,8 +29,11 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         refuse_drift(envelope, drift, &resume)?;
     }
     let authorized = authorized(envelope, &resume.retry);
-    for vote in &resume.votes {
-        approvals::check(envelope, vote)?;
+    for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
+        approvals::check(envelope, vote, ruling.as_ref())?;
+        if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
+            return Err(Refusal::AlreadyVoted);
+        }
     }
     let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
     if envelope.waits_for_person() && authorized.is_empty() && resume.votes.is_empty() && !tightens {
@@ -43,8 +46,8 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     if let Some(limits) = resume.limits {
         draft.envelope.head.state.limits = Some(limits);
     }
-    for vote in resume.votes {
-        approvals::take(&mut draft, vote);
+    for (vote, ruling) in resume.votes {
+        approvals::take(&mut draft, vote, ruling);
     }
     if draft.envelope.head.status.is_terminal() {
         return Ok(draft.commit());

@@ -41,7 +41,7 @@ macro_rules! insert_rows {
              AS k (turn, pos, stage, undecided_since, input, body, output, created_at, blobs) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
-             input = CASE WHEN excluded.stage = 'pending' THEN excluded.input ELSE calls.input END, \
+             input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE calls.input END, \
              blobs = excluded.blobs), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
@@ -93,11 +93,13 @@ macro_rules! apply_commits {
             " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding, c.m_from, c.m_to, \
                c.k_from, c.k_to, c.e_from, c.e_to, c.b_from, c.b_to, c.approvals), ",
             insert_rows!("$42", "$43", "$44", "$45", "$46"),
-            ", asked AS (INSERT INTO approvals (tenant_id, id, run_uid, status, created_at, body) \
+            ", asked AS (INSERT INTO approvals \
+                 (tenant_id, id, run_uid, status, created_at, expires_at, body) \
                SELECT h.tenant_id, (a.value ->> 'id')::uuid, h.uid, a.value ->> 'status', \
-                 (a.value ->> 'created_at')::bigint, a.value -> 'body' \
+                 (a.value ->> 'created_at')::bigint, (a.value ->> 'expires_at')::bigint, a.value -> 'body' \
                FROM h CROSS JOIN LATERAL json_array_elements(h.approvals::json) AS a \
-               ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, body = excluded.body), \
+               ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, \
+                 expires_at = excluded.expires_at, body = excluded.body), \
              purged AS (DELETE FROM run_secrets s USING h \
                WHERE s.tenant_id = h.tenant_id AND s.run_uid = h.uid AND h.terminal) \
              SELECT h.i FROM h"

@@ -173,7 +173,7 @@ async fn call_put(
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
          ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
          undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
-         input = CASE WHEN excluded.stage = 'pending' THEN excluded.input ELSE input END, \
+         input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
          blobs = excluded.blobs",
     )
     .bind(run.0.as_str())
@@ -199,14 +199,17 @@ async fn approval_put(
     row: &ApprovalRow,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO approvals (tenant_id, id, run_uid, status, created_at, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6) \
-         ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, body = excluded.body",
+        "INSERT INTO approvals (tenant_id, id, run_uid, status, created_at, expires_at, body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
+         ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, expires_at = excluded.expires_at, \
+         body = excluded.body",
     )
     .bind(run.0.as_str())
     .bind(row.id)
     .bind(run.1.0)
     .bind(row.status)
     .bind(row.created_at)
+    .bind(row.expires_at)
     .bind(&row.body)
     .execute(&mut **tx)
     .await?;

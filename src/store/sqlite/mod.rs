@@ -24,18 +24,20 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::wake::Hints;
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
-    RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
+    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
+    ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    Wishes,
 };
 use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -359,8 +361,26 @@ impl AdminStore for SqliteStore {
         approvals::approval_list(self, tenant, of, after, limit).await
     }
 
-    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<Approval>, StoreError> {
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
         approvals::approval_fetch(self, tenant, id).await
+    }
+
+    async fn approval_due_list(
+        &self,
+        after: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<DueApproval>, StoreError> {
+        approvals::approval_due_list(self, after, limit).await
+    }
+
+    async fn vote_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        vote: &LeftVote,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        approvals::vote_leave(self, tenant, uid, vote, audit).await
     }
 }
 
