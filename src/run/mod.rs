@@ -24,6 +24,7 @@
 
 pub mod address;
 pub mod apply;
+pub mod approval;
 pub mod ask;
 pub mod asking;
 pub mod binding;

@@ -9,7 +9,7 @@ use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
 use crate::run::tool_result::model_text;
 
@@ -40,11 +40,11 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
     let calls = draft.envelope.undecided_calls();
-    if calls.is_empty() {
-        draft.suspend(SuspendReason::InputRequired);
-    } else {
+    if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
-        draft.suspend(SuspendReason::ToolReconciliationRequired);
+    }
+    if let Some(reason) = draft.envelope.awaits() {
+        draft.suspend(reason);
     }
 }
 
@@ -74,7 +74,11 @@ fn result(call: &Call) -> Option<Content> {
         Stage::Rejected { reason, .. } => (reason.clone().into(), true),
         Stage::Completed { output, .. } => (model_text(output), false),
         Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => return None,
+        Stage::Proposed
+        | Stage::Pending
+        | Stage::Executing { .. }
+        | Stage::Waiting { .. }
+        | Stage::Indeterminate { .. } => return None,
     };
     Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
 }

@@ -149,7 +149,12 @@ impl Server {
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,
-            allow: Allowances { scripted_models: true, catalog_max_age_ms: 0, owner_time: Duration::from_secs(20) },
+            allow: Allowances {
+                scripted_models: true,
+                catalog_max_age_ms: 0,
+                owner_time: Duration::from_secs(20),
+                approvals_require_token: false,
+            },
         };
         Self { store, commands, _ended: ended.drop_guard(), _database: database }
     }
