@@ -1,7 +1,10 @@
 //! The real binary that takes the tokens of a real issuer only, and tokens that are wrong in one way each.
 
+use std::time::Duration;
+
 use countersign::auth::{AuthError, AuthSettings, JwksSource, Verifier};
 use countersign::clock::{Clock as _, SystemClock};
+use countersign::net::{Egress, EgressAllow};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -69,7 +72,9 @@ async fn a_new_key_of_a_real_issuer_is_taken_and_a_withdrawn_one_refused() {
         audience: Some(AUDIENCE.to_owned()),
         tenant_claim: "tenant".to_owned(),
     };
-    let verifier = Verifier::new(&settings, reqwest::Client::new()).unwrap();
+    let egress = Egress::new(EgressAllow::parse(["localhost"]).unwrap());
+    let client = egress.client(Duration::from_secs(5), None).unwrap();
+    let verifier = Verifier::new(&settings, client).unwrap();
     let now = SystemClock.now();
     let old = token(&issuer, "/token").await;
     verifier.verify(&old, now).await.unwrap();
