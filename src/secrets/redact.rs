@@ -90,7 +90,7 @@ impl Redactor {
                     self.value(output);
                 }
             }
-            Outcome::NotSent(error) => self.error(error),
+            Outcome::NotSent(error) | Outcome::TurnedAway(error) => self.error(error),
             Outcome::InputRequired(questions) => {
                 for ask in questions.asks.values_mut() {
                     let Some(clean) = self.ask(ask) else {
