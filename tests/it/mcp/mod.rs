@@ -92,12 +92,16 @@ pub(crate) fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-/// Calls as a run does: what was turned away is sent again.
 pub(crate) async fn call(pool: &McpPool, target: &McpTarget) -> Outcome {
+    call_as(pool, &acme(), target, charge(5)).await
+}
+
+/// Calls as a run does: what was turned away is sent again.
+pub(crate) async fn call_as(pool: &McpPool, tenant: &TenantId, target: &McpTarget, request: ToolRequest) -> Outcome {
     let mut turned_away = 0;
     loop {
-        let request = ToolRequest { turned_away, ..charge(5) };
-        match pool.call(&acme(), target, request, CancellationToken::new()).await {
+        let request = ToolRequest { turned_away, ..request.clone() };
+        match pool.call(tenant, target, request, CancellationToken::new()).await {
             Outcome::TurnedAway(_) if turned_away < MAX_TURNED_AWAY => turned_away += 1,
             outcome => return outcome,
         }

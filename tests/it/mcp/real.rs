@@ -17,7 +17,7 @@ const FRESH: Duration = Duration::from_mins(1);
 
 async fn call(pool: &McpPool, target: &McpTarget, tool: &str, arguments: Value) -> Outcome {
     let request = ToolRequest { server_tool: tool.to_owned(), arguments: object(arguments), ..charge(0) };
-    pool.call(&acme(), target, request, CancellationToken::new()).await
+    call_as(pool, &acme(), target, request).await
 }
 
 fn output(outcome: Outcome) -> Value {

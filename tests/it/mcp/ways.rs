@@ -242,7 +242,7 @@ async fn go(way: &Way) -> (Outcome, Vec<Seen>, usize) {
         _ => None,
     };
     let tenant = acme();
-    let calling = pool.call(&tenant, &target, request, CancellationToken::new());
+    let calling = call_as(&pool, &tenant, &target, request);
     if let Some(seen) = seen {
         fake.stop().await;
         return (calling.await, seen, before);
