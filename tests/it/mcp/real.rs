@@ -9,7 +9,7 @@ use countersign::run::tool_result::model_text;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{acme, charge, class, object, pool, target};
+use super::{acme, call_as, charge, class, object, pool, target};
 use crate::support::counterparts::{everything, ledger_lines, ledger_server, listen_server, resumable_server};
 use crate::support::process::{Process, testworld};
 

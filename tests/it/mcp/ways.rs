@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::deaf::{full_port, untrusted_tls};
-use super::{acme, call, charge, class, pool, settings, target};
+use super::{acme, call, call_as, charge, class, pool, settings, target};
 use crate::support::fake_mcp::{FakeMcp, Reply, Seen, Step};
 
 /// What the server does.
