@@ -5,6 +5,7 @@
 //! the `Idempotency-Key`, bounds what is read, and writes into the call's `Attempt` what really happened.
 //! Knows nothing of pools, catalogs or outcomes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,7 @@ use super::wire::{
 };
 use super::{AskDoor, FaultKind, listing};
 use crate::net::{Challenge, Egress};
+use crate::run::mend::{mended, mended_text};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -273,8 +275,9 @@ impl TrackedClient {
         let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
-        let error =
-            serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
+        let error = serde_json::from_slice::<Value>(&mended(&prefix))
+            .ok()
+            .and_then(|mut body| body.get_mut("error").map(Value::take));
         let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
         let code = error.as_ref().and_then(|error| error.get("code")).and_then(Value::as_i64);
         let forgotten =
@@ -359,6 +362,9 @@ impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
     fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
+        if let Some(Cow::Owned(readable)) = event.data.as_deref().map(mended_text) {
+            event.data = Some(readable);
+        }
         if announces_change(event) {
             self.ears.saw();
         }

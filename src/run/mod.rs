@@ -38,6 +38,7 @@ pub mod history;
 pub mod ids;
 pub mod json;
 pub mod limits;
+pub mod mend;
 pub mod message;
 pub mod offer;
 pub mod outcome;
@@ -51,6 +52,7 @@ pub mod step;
 pub mod tighten;
 pub mod time;
 pub mod tool_result;
+pub mod view;
 
 pub use apply::apply;
 pub use step::{Step, next};

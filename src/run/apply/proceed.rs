@@ -1,5 +1,7 @@
 //! Brings a working run as far as it goes by rules alone.
 
+use serde_json::Value;
+
 use super::draft::Draft;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
@@ -11,7 +13,8 @@ use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason, SuspendReason};
 use crate::run::time::Timestamp;
-use crate::run::tool_result::model_text;
+use crate::run::tool_result::{Told, told};
+use crate::run::view::within;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
@@ -65,18 +68,32 @@ fn give_results(draft: &mut Draft<'_>) {
     if given || draft.envelope.calls.is_empty() {
         return;
     }
-    let results = draft.envelope.calls.iter().filter_map(result).collect();
-    draft.message(turn, Role::Tool, results);
+    let results: Vec<(&Call, Told, bool)> = draft.envelope.calls.iter().filter_map(result).collect();
+    let outputs: Vec<&Value> = results.iter().map(|(_, told, _)| &told.output).collect();
+    let share = draft.envelope.view.share(&outputs);
+    let content = results.into_iter().map(|(call, told, is_error)| {
+        let whole = format!("The whole result is kept in the receipt of this call ({}, turn {turn}).", call.call_id);
+        Content::ToolResult {
+            call_id: call.call_id.clone(),
+            tool: call.tool.clone(),
+            output: within(told.output, share, &whole),
+            is_error,
+            pictures: told.pictures,
+        }
+    });
+    let content = content.collect();
+    draft.message(turn, Role::Tool, content);
 }
 
-fn result(call: &Call) -> Option<Content> {
-    let (output, is_error) = match &call.stage {
-        Stage::Rejected { reason, .. } => (reason.clone().into(), true),
-        Stage::Completed { output, .. } => (model_text(output), false),
-        Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => return None,
-    };
-    Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
+/// What the model is told of a settled call, and whether it failed.
+fn result(call: &Call) -> Option<(&Call, Told, bool)> {
+    let text = |text: &str| Told { output: text.into(), ..Told::default() };
+    match &call.stage {
+        Stage::Rejected { reason, .. } => Some((call, text(reason), true)),
+        Stage::Completed { output, .. } => Some((call, told(output), false)),
+        Stage::Failed { error, .. } => Some((call, text(&error.message), true)),
+        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => None,
+    }
 }
 
 /// The next turn begins, unless a limit stands before it.
