@@ -14,7 +14,9 @@ use super::problem::{ApiError, Flaw};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
-use crate::commands::{AnswerInput, Asker, CreateRun, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun};
+use crate::commands::{
+    AnswerInput, Asker, CreateRun, DecideApproval, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
+};
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 
@@ -39,9 +41,13 @@ pub(super) struct McpWriter(pub(super) Caller);
 /// A caller who may store secrets.
 pub(super) struct SecretsWriter(pub(super) Caller);
 
+/// A caller who may approve or deny calls.
+pub(super) struct Approver(pub(super) Caller);
+
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
-    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone() }
+    let scopes = caller.scope_names.iter().cloned().collect();
+    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone(), scopes }
 }
 
 impl FromRequestParts<Arc<Api>> for Reader {
@@ -81,6 +87,14 @@ impl FromRequestParts<Arc<Api>> for SecretsWriter {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         caller(&parts.headers, api, Scope::SecretsWrite).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Approver {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::ApprovalsDecide).await.map(Self)
     }
 }
 
@@ -195,6 +209,11 @@ impl Body for ReconcileCall {
 
 impl Body for AnswerInput {
     const SCHEMA: &'static str = "AnswerInput";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for DecideApproval {
+    const SCHEMA: &'static str = "DecideApproval";
     const MAY_BE_EMPTY: bool = false;
 }
 

@@ -2,6 +2,7 @@
 //! writes no row, and is the only module that knows a status code.
 
 mod admin;
+mod approvals;
 mod bindings;
 mod events;
 mod extract;
@@ -119,7 +120,7 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let bodies = ["CreateRun", "ResumeRun", "ReconcileCall", "AnswerInput", "PutServer", "PutSecret"];
+    let bodies = ["CreateRun", "ResumeRun", "ReconcileCall", "AnswerInput", "DecideApproval", "PutServer", "PutSecret"];
     let schemas = Schemas::compile(&document, &bodies)?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
@@ -160,6 +161,11 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
         .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
         .route("/v1/runs/{run_id}/inputs/{input_id}", post(inputs::input_answer))
+        .route("/v1/runs/{run_id}/approvals", get(approvals::run_approval_list))
+        .route("/v1/runs/{run_id}/approvals/{call_id}", post(approvals::call_approval_decide))
+        .route("/v1/approvals", get(approvals::approval_list))
+        .route("/v1/approvals/{id}", get(approvals::approval_fetch))
+        .route("/v1/approvals/{id}/decisions", post(approvals::approval_decide))
         .route("/v1/runs/{run_id}/messages", get(records::message_list))
         .route("/v1/runs/{run_id}/receipts", get(records::receipt_list))
         .route("/v1/runs/{run_id}/receipts/{turn}/{call_id}", get(records::receipt_fetch))

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{admin, events, inputs, probes, problem, records, runs, secrets, servers, tickets};
+use super::{admin, approvals, events, inputs, probes, problem, records, runs, secrets, servers, tickets};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -17,6 +17,8 @@ use crate::run::event::Event;
     servers((url = "/", description = "This server")),
     paths(
         runs::run_create, runs::run_list, runs::run_fetch, runs::run_resume, runs::run_cancel, runs::run_delete,
+        approvals::approval_list, approvals::run_approval_list, approvals::approval_fetch,
+        approvals::approval_decide, approvals::call_approval_decide,
         inputs::input_answer, records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
@@ -27,6 +29,7 @@ use crate::run::event::Event;
     components(schemas(problem::Problem, Event)),
     tags(
         (name = "runs", description = "Runs and what they leave"),
+        (name = "approvals", description = "Calls that wait for votes"),
         (name = "admin", description = "Calls whose outcome nobody knows, and the audit"),
         (name = "mcp", description = "Registered MCP servers"),
         (name = "secrets", description = "Stored secrets, and where they may be sent"),

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 use utoipa::ToSchema;
 
+use super::approval::Approval;
 use super::ask::{Input, InputAnswered};
 use super::binding::Warning;
 use super::ids::{CallId, RunId};
@@ -123,6 +124,16 @@ pub enum EventBody {
         /// Who decided.
         actor: String,
     },
+    /// A call waits for votes.
+    ApprovalRequested {
+        /// The approval.
+        approval: Box<Approval>,
+    },
+    /// Votes, or the run's end, decided an approval.
+    ApprovalDecided {
+        /// The approval.
+        approval: Box<Approval>,
+    },
     /// A server asks a person.
     InputRequested {
         /// What.
@@ -204,6 +215,8 @@ impl EventBody {
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
+            Self::ApprovalRequested { .. } => "approval-requested",
+            Self::ApprovalDecided { .. } => "approval-decided",
             Self::InputRequested { .. } => "input-requested",
             Self::InputAnswered { .. } => "input-answered",
             Self::Sampling { .. } => "sampling",

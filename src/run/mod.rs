@@ -24,6 +24,7 @@
 
 pub mod address;
 pub mod apply;
+pub mod approval;
 pub mod ask;
 pub mod asking;
 pub mod binding;
@@ -34,6 +35,7 @@ pub mod dialect;
 pub mod envelope;
 pub mod event;
 pub mod fact;
+pub mod given;
 pub mod history;
 pub mod ids;
 pub mod json;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::approval::RequireApproval;
 use super::asking::{Elicitation, Sampling};
 pub use super::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 pub use super::limits::Limits;
@@ -293,6 +294,9 @@ pub struct McpEntry {
     /// What the run itself says of them beside `server`: the stricter of both holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_class: Option<PerTool<SideEffectClass>>,
+    /// Tools whose calls wait for an approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_approval: Option<RequireApproval>,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,

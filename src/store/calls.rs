@@ -37,6 +37,7 @@ struct CallDocument {
 #[serde(tag = "stage", rename_all = "kebab-case")]
 enum StageDocument {
     Rejected { rule: String, reason: String },
+    Proposed,
     Pending,
     Executing { since: Timestamp },
     Waiting { since: Timestamp },
@@ -70,6 +71,7 @@ impl CallRow {
         let undecided_since = match &call.stage {
             Stage::Indeterminate { since, .. } => Some(since.as_millis()),
             Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Waiting { .. }
@@ -118,6 +120,7 @@ fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
         Stage::Rejected { rule, reason } => {
             (StageDocument::Rejected { rule: rule.clone(), reason: reason.clone() }, None)
         }
+        Stage::Proposed => (StageDocument::Proposed, None),
         Stage::Pending => (StageDocument::Pending, None),
         Stage::Executing { since } => (StageDocument::Executing { since: *since }, None),
         Stage::Waiting { since } => (StageDocument::Waiting { since: *since }, None),
@@ -195,6 +198,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
     let output = output.map(|text| json_value("call output", text)).transpose()?;
     let stage = match document.stage {
         StageDocument::Rejected { rule, reason } => Stage::Rejected { rule, reason },
+        StageDocument::Proposed => Stage::Proposed,
         StageDocument::Pending => Stage::Pending,
         StageDocument::Executing { since } => Stage::Executing { since },
         StageDocument::Waiting { since } => Stage::Waiting { since },

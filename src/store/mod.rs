@@ -28,7 +28,10 @@ mod sqlite;
 pub mod tokens;
 pub mod wake;
 
-pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace};
+pub use admin::{
+    AdminStore, AuditFilter, AuditRow, DueApproval, FoundCall, KeptApproval, Left, PlaceInTime, ReceiptFilter,
+    ReceiptPlace,
+};
 pub use feed::FeedEvent;
 use open::migrate;
 pub use open::{open, open_for};

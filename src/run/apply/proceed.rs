@@ -1,20 +1,16 @@
 //! Brings a working run as far as it goes by rules alone.
 
-use serde_json::Value;
-
 use super::draft::Draft;
-use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
+use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
-use crate::run::tool_result::{Told, told};
-use crate::run::view::within;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
@@ -43,11 +39,11 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
     let calls = draft.envelope.undecided_calls();
-    if calls.is_empty() {
-        draft.suspend(SuspendReason::InputRequired);
-    } else {
+    if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
-        draft.suspend(SuspendReason::ToolReconciliationRequired);
+    }
+    if let Some(reason) = draft.envelope.awaits() {
+        draft.suspend(reason);
     }
 }
 
@@ -68,32 +64,8 @@ fn give_results(draft: &mut Draft<'_>) {
     if given || draft.envelope.calls.is_empty() {
         return;
     }
-    let results: Vec<(&Call, Told, bool)> = draft.envelope.calls.iter().filter_map(result).collect();
-    let outputs: Vec<&Value> = results.iter().map(|(_, told, _)| &told.output).collect();
-    let share = draft.envelope.view.share(&outputs);
-    let content = results.into_iter().map(|(call, told, is_error)| {
-        let whole = format!("The whole result is kept in the receipt of this call ({}, turn {turn}).", call.call_id);
-        Content::ToolResult {
-            call_id: call.call_id.clone(),
-            tool: call.tool.clone(),
-            output: within(told.output, share, &whole),
-            is_error,
-            pictures: told.pictures,
-        }
-    });
-    let content = content.collect();
+    let content = results(&draft.envelope.calls, draft.envelope.view);
     draft.message(turn, Role::Tool, content);
-}
-
-/// What the model is told of a settled call, and whether it failed.
-fn result(call: &Call) -> Option<(&Call, Told, bool)> {
-    let text = |text: &str| Told { output: text.into(), ..Told::default() };
-    match &call.stage {
-        Stage::Rejected { reason, .. } => Some((call, text(reason), true)),
-        Stage::Completed { output, .. } => Some((call, told(output), false)),
-        Stage::Failed { error, .. } => Some((call, text(&error.message), true)),
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => None,
-    }
 }
 
 /// The next turn begins, unless a limit stands before it.

@@ -119,6 +119,7 @@ fn began(draft: &Draft<'_>, key: CallKey) -> Option<Timestamp> {
     draft.envelope.calls.iter().find(|call| call.key == key).and_then(|call| match &call.stage {
         Stage::Executing { since } => Some(*since),
         Stage::Rejected { .. }
+        | Stage::Proposed
         | Stage::Pending
         | Stage::Waiting { .. }
         | Stage::Completed { .. }
@@ -152,7 +153,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
             cause = Some(why.code().to_owned());
             error = Some(ToolError::new("outcome-unknown", why.message()));
         }
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } => {}
+        Stage::Proposed | Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } => {}
     }
     EventBody::ToolOutput {
         turn: call.key.turn,

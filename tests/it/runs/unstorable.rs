@@ -116,7 +116,7 @@ impl Server {
         let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).unwrap());
         let client = || egress.client(Duration::from_secs(5), None).unwrap();
         let keys = Arc::new(KeyRing::parse(MASTER_KEY).unwrap());
-        let pool = McpPool::new(client(), egress.clone(), crate::mcp::settings());
+        let pool = McpPool::new(client(), crate::mcp::settings());
         let tokens = crate::oauth::tokens(&store, MASTER_KEY);
         let dispatch = Arc::new(Dispatch::new(pool, egress.clone(), Arc::clone(&keys), Arc::clone(&store), tokens));
         let hub = Arc::new(Hub::new());
@@ -151,7 +151,12 @@ impl Server {
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,
-            allow: Allowances { scripted_models: true, catalog_max_age_ms: 0, owner_time: Duration::from_secs(20) },
+            allow: Allowances {
+                scripted_models: true,
+                catalog_max_age_ms: 0,
+                owner_time: Duration::from_secs(20),
+                approvals_require_token: false,
+            },
         };
         Self { store, commands, _ended: ended.drop_guard(), _database: database }
     }

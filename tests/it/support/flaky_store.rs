@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use countersign::run::approval::Approval;
 use countersign::run::binding::Binding;
 use countersign::run::call::Call;
 use countersign::run::commit::Commit;
-use countersign::run::fact::{InputAnswer, Reconciliation};
+use countersign::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use countersign::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::Message;
 use countersign::run::time::Timestamp;
@@ -18,10 +19,10 @@ use countersign::store::retention::{Deletion, Leftover, OldRun, Step};
 use countersign::store::tokens::{SealedToken, TokenKey, TokenStore, TokenTurn};
 use countersign::store::wake::Hints;
 use countersign::store::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
-    RegistryStore, RetentionStore, RunCursor, RunFilter, RunStore, RunView, SealedSecret, Store, StoreError,
-    StoredEvent, Wishes,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
+    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
+    ReceiptFilter, ReceiptPlace, RegistryStore, RetentionStore, RunCursor, RunFilter, RunStore, RunView, SealedSecret,
+    Store, StoreError, StoredEvent, Wishes,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -319,6 +320,38 @@ impl AdminStore for FlakyStore {
         limit: u32,
     ) -> Result<Page<AuditRow>, StoreError> {
         self.store.audit_list(tenant, filter, after, limit).await
+    }
+
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError> {
+        self.store.approval_list(tenant, of, after, limit).await
+    }
+
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
+        self.store.approval_fetch(tenant, id).await
+    }
+
+    async fn approval_due_list(
+        &self,
+        after: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<DueApproval>, StoreError> {
+        self.store.approval_due_list(after, limit).await
+    }
+
+    async fn vote_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        vote: &LeftVote,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        self.store.vote_leave(tenant, uid, vote, audit).await
     }
 }
 

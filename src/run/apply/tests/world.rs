@@ -89,7 +89,7 @@ pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
 pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
     let rule = |call: &WrittenCall| match envelope.binding.tool(&call.tool) {
         Some(tool) => Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}) },
-        None => Ruling::Reject { rule: "unknown-tool", reason: "no such tool".to_owned(), input: json!({}) },
+        None => Ruling::Reject { rule: "unknown-tool".to_owned(), reason: "no such tool".to_owned(), input: json!({}) },
     };
     let rulings = turn.calls.iter().map(rule).collect();
     Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
@@ -123,6 +123,7 @@ pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy
     Fact::Resumed(Box::new(Resume {
         actor: Actor::parse("alice").unwrap(),
         retry: retry.iter().map(named).collect(),
+        votes: vec![],
         served,
         warnings: vec![],
         on_catalog_change: policy,
