@@ -170,13 +170,20 @@ fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
     }
     if output.get("isError").and_then(Value::as_bool) == Some(true) {
         let text = tool_result::text_of(&output);
-        let text = if text.is_empty() { "The tool failed without saying why.".to_owned() } else { shortened(&text) };
+        let text = if text.is_empty() { described(&output) } else { shortened(&text) };
         return failed("tool-error", text, Some(output));
     }
     if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
+}
+
+/// What a failed tool says without a text.
+fn described(output: &Value) -> String {
+    let said = tool_result::told(output).output;
+    let is_empty = said.as_str() == Some("") || said == *output;
+    if is_empty { "The tool failed without saying why.".to_owned() } else { shortened(&said.to_string()) }
 }
 
 /// The work that a server named instead of a result.

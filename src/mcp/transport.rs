@@ -5,6 +5,7 @@
 //! the `Idempotency-Key`, bounds what is read, and writes into the call's `Attempt` what really happened.
 //! Knows nothing of pools, catalogs or outcomes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +36,7 @@ use super::wire::{
 };
 use super::{AskDoor, FaultKind, listing};
 use crate::net::{Challenge, EgressClient, EgressRefusal};
+use crate::run::mend::{mended, mended_text};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -297,7 +299,7 @@ impl TrackedClient {
         let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
-        let mut body = serde_json::from_slice::<Value>(&prefix).unwrap_or_default();
+        let mut body = serde_json::from_slice::<Value>(&mended(&prefix)).unwrap_or_default();
         let message = body.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
         let code = error_code(&body);
         let forgotten = post.session.is_some()
@@ -356,6 +358,9 @@ impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
     fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
+        if let Some(Cow::Owned(readable)) = event.data.as_deref().map(mended_text) {
+            event.data = Some(readable);
+        }
         if announces_change(event) {
             self.ears.saw();
         }

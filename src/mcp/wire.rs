@@ -21,6 +21,7 @@ use super::params;
 use super::shape::{self, Excess};
 use crate::failpoint;
 pub(super) use crate::net::describe;
+use crate::run::mend::mended;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -133,6 +134,7 @@ impl Post {
 
     /// The text of a JSON body.
     pub(super) fn take_body(&self, text: &[u8], session: Option<String>) -> Posted {
+        let text = &*mended(text);
         if let Some(excess) = shape::excess(text) {
             return self.take_excess(excess, shape::answered_id(text).as_ref());
         }

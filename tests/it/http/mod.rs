@@ -17,5 +17,6 @@ mod records;
 mod refresh;
 mod resume;
 mod retention;
+mod said;
 mod sampling;
 mod streams;

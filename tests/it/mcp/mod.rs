@@ -2,6 +2,7 @@
 
 mod cancel;
 mod catalog;
+mod characters;
 mod deaf;
 mod demo;
 mod limits;
