@@ -61,6 +61,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         side_effect_class: request.side_effect_class,
         trust_annotations: request.trust_annotations.unwrap_or(false),
         own_class: None,
+        policies: Vec::new(),
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default().or_default(),
         elicitation: request.elicitation.unwrap_or_default(),

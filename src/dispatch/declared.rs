@@ -47,6 +47,7 @@ pub(super) fn declared_entry() -> McpEntry {
         side_effect_class: None,
         trust_annotations: false,
         own_class: None,
+        policies: Vec::new(),
         required: true,
         timeouts: Timeouts::default(),
         elicitation: Elicitation::Deny,

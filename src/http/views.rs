@@ -123,7 +123,7 @@ impl From<RunView> for Run {
             id,
             status: head.status.code(),
             reason: head.status.reason(),
-            agent: None,
+            agent: spec.agent.map(String::from),
             model: spec.model,
             metadata: spec.metadata,
             binding_id: spec.binding_id,

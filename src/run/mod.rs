@@ -23,7 +23,9 @@
 )]
 
 pub mod address;
+pub mod agent;
 pub mod apply;
+pub mod approval;
 pub mod ask;
 pub mod asking;
 pub mod binding;
@@ -41,6 +43,7 @@ pub mod limits;
 pub mod message;
 pub mod offer;
 pub mod outcome;
+pub mod policy;
 pub mod refusal;
 pub mod result;
 pub mod sampling;

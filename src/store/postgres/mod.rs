@@ -2,6 +2,7 @@
 //! `sqlite/`. Everything that others may care about leaves a hint once it is stored.
 
 mod admin;
+mod agents;
 mod commits;
 mod follow;
 mod inputs;
