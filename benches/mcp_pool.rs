@@ -138,7 +138,7 @@ async fn starts(url: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let config = Config::dev(folder.path(), "127.0.0.1:0".parse()?, &|_| None)?;
     let app = App::start(&config, Arc::new(SystemClock), true).await?;
-    let asker = Asker { tenant: tenant(0)?, actor: Actor::parse("bench").context("an actor")? };
+    let asker = Asker { tenant: tenant(0)?, actor: Actor::parse("bench").context("an actor")?, scopes: Vec::new() };
     let mut took = Vec::with_capacity(RUNS);
     for number in 0..=RUNS {
         let request: CreateRun = serde_json::from_value(json!({

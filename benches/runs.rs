@@ -85,8 +85,11 @@ fn per_second(count: usize, took: Duration) -> f64 {
 
 /// One run from its creation to its result.
 async fn one(app: &App, url: &str) -> anyhow::Result<()> {
-    let asker =
-        Asker { tenant: TenantId::parse("bench").context("tenant")?, actor: Actor::parse("bench").context("actor")? };
+    let asker = Asker {
+        tenant: TenantId::parse("bench").context("tenant")?,
+        actor: Actor::parse("bench").context("actor")?,
+        scopes: Vec::new(),
+    };
     let request: CreateRun = serde_json::from_value(json!({
         "model": {"provider": "scripted", "name": "demo", "script": [
             {"tool_calls": [{"name": "charge", "arguments": {"amount": 5}}]},

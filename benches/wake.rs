@@ -79,8 +79,11 @@ async fn measure(database: &str, wake: Wake, at_once: usize) -> anyhow::Result<(
 
 /// One run, and how much later the other node's reader had each of its events.
 async fn one(drives: &App, reads: &App, url: &str) -> anyhow::Result<Vec<Duration>> {
-    let asker =
-        Asker { tenant: TenantId::parse("bench").context("tenant")?, actor: Actor::parse("bench").context("actor")? };
+    let asker = Asker {
+        tenant: TenantId::parse("bench").context("tenant")?,
+        actor: Actor::parse("bench").context("actor")?,
+        scopes: Vec::new(),
+    };
     let mut script = vec![json!({"tool_calls": [{"name": "charge", "arguments": {"amount": 5}}]}); TURNS];
     script.push(json!({"text": "Charged.", "delay_ms": 1}));
     let request: CreateRun = serde_json::from_value(json!({

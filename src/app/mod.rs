@@ -148,6 +148,7 @@ impl App {
                 scripted_models: config.allow_scripted_models,
                 catalog_max_age_ms: config.catalog_max_age_ms.into(),
                 owner_time: Duration::from_secs(config.lease_s.clamp(20, 60).into()),
+                approvals_require_token: config.approvals_require_token,
             },
         });
         let drain = Duration::from_secs(config.drain_s.into());
@@ -156,6 +157,8 @@ impl App {
         app.start_tasks(writer, config.wake).await?;
         let retention = Retention::new(Arc::clone(&app.store) as Arc<_>, keep(config.keep));
         app.tracker.spawn(retention.run(app.ended.clone()));
+        let (commands, stopping) = (Arc::clone(&app.commands), app.stopping.clone());
+        app.tracker.spawn(async move { commands.keep_deadlines(stopping).await });
         Ok(app)
     }
 

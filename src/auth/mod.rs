@@ -99,8 +99,10 @@ pub struct Caller {
     pub tenant: TenantId,
     /// Who they are.
     pub actor: Actor,
-    /// What they may do; names that this version does not know are left out.
+    /// What they may do.
     pub scopes: BTreeSet<Scope>,
+    /// The names of all scopes, also of those that mean nothing here: approvers may be named by them.
+    pub scope_names: BTreeSet<String>,
     /// When the token ends; streams opened with it end then.
     pub expires_at: Timestamp,
 }

@@ -260,6 +260,7 @@ fn a_ticket_opens_one_run_first_soon_and_then_until_its_token_ends() {
         tenant: TenantId::parse("acme").unwrap(),
         actor: Actor::parse("alice").unwrap(),
         scopes: BTreeSet::from([Scope::RunsRead]),
+        scope_names: BTreeSet::from(["runs:read".to_owned()]),
         expires_at: NOW.plus_millis(600_000),
     };
     let run = RunId::parse("r1").unwrap();

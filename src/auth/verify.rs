@@ -85,11 +85,13 @@ impl Verifier {
         let actor = text(claims, "sub")?;
         let actor = Actor::parse(actor).filter(|actor| !actor.as_str().starts_with("system:"));
         let tenant = TenantId::parse(text(claims, &self.tenant_claim)?);
+        let scope_names = scopes(claims)?;
         Ok(Caller {
             tenant: tenant.ok_or_else(|| AuthError::BadClaim(self.tenant_claim.clone()))?,
             // `system:…` names what the server did by itself; no token may speak in its name.
             actor: actor.ok_or_else(|| AuthError::BadClaim("sub".to_owned()))?,
-            scopes: scopes(claims)?,
+            scopes: scope_names.iter().filter_map(|name| Scope::from_code(name)).collect(),
+            scope_names,
             expires_at,
         })
     }
@@ -152,7 +154,7 @@ fn text<'a>(claims: &'a Map<String, Value>, name: &str) -> Result<&'a str, AuthE
 }
 
 /// `scope` is text with spaces, `scopes` an array; one of them must be there.
-fn scopes(claims: &Map<String, Value>) -> Result<BTreeSet<Scope>, AuthError> {
+fn scopes(claims: &Map<String, Value>) -> Result<BTreeSet<String>, AuthError> {
     let mut names: Vec<&str> = Vec::new();
     match (claims.get("scope"), claims.get("scopes")) {
         (None, None) => return Err(AuthError::MissingClaim("scope".to_owned())),
@@ -169,5 +171,5 @@ fn scopes(claims: &Map<String, Value>) -> Result<BTreeSet<Scope>, AuthError> {
             }
         }
     }
-    Ok(names.into_iter().filter_map(Scope::from_code).collect())
+    Ok(names.into_iter().map(str::to_owned).collect())
 }

@@ -184,7 +184,9 @@ impl Commands {
         }
         // Published by an earlier version of this program, and not understood by this one.
         let Ok(manifest) = serde_json::from_value(found.manifest) else {
-            return refuse(format!("version {version} of {agent} must be published anew: this server does not read it"));
+            return refuse(format!(
+                "version {version} of {agent} must be published anew: this server does not read it"
+            ));
         };
         Ok(Some(MadeOf { agent: RunAgent { agent, version }, manifest }))
     }

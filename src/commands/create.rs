@@ -268,7 +268,9 @@ impl Commands {
         {
             faults.add(place("base_url"), refused);
         }
-        let both = |parameters: &&Map<String, Value>| ["temperature", "top_p"].iter().all(|name| parameters.contains_key(*name));
+        let both = |parameters: &&Map<String, Value>| {
+            ["temperature", "top_p"].iter().all(|name| parameters.contains_key(*name))
+        };
         if model.parameters.as_ref().filter(both).is_some() {
             faults.add(place("parameters/top_p"), "cannot stand beside `temperature`: providers take one of them");
         }

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::request::EntryRequest;
 use crate::dispatch::Schema;
-use crate::run::asking::SamplingApproval;
 use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
 
@@ -60,6 +59,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         replay: request.replay,
         side_effect_class: request.side_effect_class,
         trust_annotations: request.trust_annotations.unwrap_or(false),
+        require_approval: request.require_approval,
         own_class: None,
         policies: Vec::new(),
         required: request.required.unwrap_or(true),
@@ -87,6 +87,7 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
         trust_annotations: request.trust_annotations,
         required: request.required,
         elicitation: request.elicitation,
+        require_approval: request.require_approval,
         connect_ms: timeouts.connect_ms,
         call_ms: timeouts.call_ms,
         call_total_ms: timeouts.call_total_ms,
@@ -95,7 +96,6 @@ pub(super) fn beside(request: EntryRequest, at: &str, faults: &mut Faults) -> Be
 
 /// What holds of every entry.
 fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
-    refuse_later_fields(request, at, faults);
     if let Some(namespace) = &request.namespace {
         let fits =
             (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
@@ -154,18 +154,6 @@ fn check_auth(auth: &McpAuth, at: &str, faults: &mut Faults) {
 
 fn is_plain_uri(text: &str) -> bool {
     text.len() <= 2000 && url::Url::parse(text).is_ok_and(|url| url.fragment().is_none())
-}
-
-fn refuse_later_fields(request: &EntryRequest, at: &str, faults: &mut Faults) {
-    use serde_json::Value;
-    let no_approval = request.require_approval.as_ref().is_none_or(|value| match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(names) => names.is_empty(),
-        Value::Bool(true) | Value::Number(_) | Value::String(_) | Value::Object(_) => false,
-    });
-    faults.require(no_approval, &format!("{at}/require_approval"), LATER);
-    let approves = request.sampling.as_ref().is_some_and(|sampling| sampling.approval == SamplingApproval::Always);
-    faults.require(!approves, &format!("{at}/sampling/approval"), LATER);
 }
 
 /// Header fields of any entry.

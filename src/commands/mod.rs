@@ -1,8 +1,11 @@
 //! What a caller can ask for: checks in their order, one transaction each. Knows neither HTTP nor SQL.
 
 mod agents;
+mod approval_tokens;
+mod approvals;
 mod cancel;
 mod create;
+mod deadlines;
 mod delete;
 mod entries;
 mod entry;
@@ -25,7 +28,9 @@ pub use agents::{Manifest, Publication, Validated};
 pub use create::Created;
 pub use manifest::AgentManifest;
 pub use registration::{PutSecret, PutServer};
-pub use request::{AnswerInput, CreateRun, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput};
+pub use request::{
+    AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput,
+};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
 
@@ -35,6 +40,7 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable, Watched};
 use crate::policy::Expressions;
+use crate::run::approval::Approval;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, NodeId, RunId, RunUid, TenantId};
@@ -50,6 +56,8 @@ pub struct Asker {
     pub tenant: TenantId,
     /// Who they are.
     pub actor: Actor,
+    /// All scopes of their token, also those that mean nothing here.
+    pub scopes: Vec<String>,
 }
 
 /// The caller's `Idempotency-Key`, with the keyed digest of the body that came with it.
@@ -122,6 +130,12 @@ pub enum CommandError {
     /// The key was used with another body.
     #[error("the Idempotency-Key was used with another body")]
     KeyReused,
+    /// The approval is decided; says how.
+    #[error("the approval is decided")]
+    ApprovalDecided(Box<Approval>),
+    /// The token that came with a vote is not the approval's; says why.
+    #[error("{0}")]
+    TokenRefused(&'static str),
     /// The run's state does not admit it.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -170,6 +184,8 @@ pub struct Allowances {
     pub catalog_max_age_ms: u64,
     /// How long the node that owns a run may take to read a decision about it: it does so at its heartbeat at the latest.
     pub owner_time: Duration,
+    /// Whether a vote that approves must bring the approval's token.
+    pub approvals_require_token: bool,
 }
 
 /// The commands.

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::faults::Faults;
 use super::{CommandError, Commands};
 use crate::policy::Roots;
+use crate::run::approval::OnTimeout;
 use crate::run::binding::Hints;
 use crate::run::policy::{Action, Policy, Scope, Trigger};
 use crate::run::spec::{McpEntry, PerTool, SideEffectClass};
@@ -58,8 +59,8 @@ impl Commands {
             if let Err(detail) = home.has(policy) {
                 faults.add(at("scope"), detail);
             }
-            if policy.action == Action::Retry && home.has_irreversible(policy) {
-                faults.add(at("action"), "an irreversible action is never sent again by itself");
+            if let Some(member) = repeats_by_itself(policy).filter(|_| home.has_irreversible(policy)) {
+                faults.add(at(member), "an irreversible action is never sent again by itself");
             }
         }
         self.check_conditions(policies, faults).await
@@ -74,7 +75,8 @@ impl Commands {
             | Trigger::CapacityExhausted
             | Trigger::LeaseExpired => Roots::Call,
         };
-        let written = || policies.iter().enumerate().filter_map(|(at, policy)| Some((at, policy, policy.when.as_ref()?)));
+        let written =
+            || policies.iter().enumerate().filter_map(|(at, policy)| Some((at, policy, policy.when.as_ref()?)));
         let sources = written().map(|(_, policy, when)| (when.clone(), roots(policy))).collect();
         let found = self.expressions.check(sources).await.map_err(CommandError::NotEvaluated)?;
         for ((index, _, _), fault) in written().zip(found) {
@@ -106,7 +108,11 @@ impl Home<'_> {
                 if fits { Ok(()) } else { Err(format!("the server is registered without the tool {name:?}")) }
             }
             (Self::Server(own, _), Scope::Server(name)) => {
-                if name == own { Ok(()) } else { Err("names another server than the one that it stands with".to_owned()) }
+                if name == own {
+                    Ok(())
+                } else {
+                    Err("names another server than the one that it stands with".to_owned())
+                }
             }
         }
     }
@@ -124,6 +130,21 @@ impl Home<'_> {
             }),
             Self::Server(_, entry) => declares_irreversible(entry, |tool| policy.scope.covers_own(tool)),
         }
+    }
+}
+
+/// The member by which a rule has calls sent again without anybody's word.
+fn repeats_by_itself(policy: &Policy) -> Option<&'static str> {
+    let by_deadline = policy.approval.as_ref().is_some_and(|rule| rule.on_timeout == OnTimeout::Approve);
+    match policy.action {
+        Action::Retry => Some("action"),
+        Action::RequireApproval if by_deadline && policy.trigger != Trigger::Call => Some("approval/on_timeout"),
+        Action::RequireApproval
+        | Action::Allow
+        | Action::Deny
+        | Action::ToolError
+        | Action::Reconcile
+        | Action::Fail => None,
     }
 }
 

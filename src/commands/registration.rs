@@ -8,6 +8,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::request::{EntryRequest, TimeoutsRequest};
+use crate::run::approval::RequireApproval;
 use crate::run::asking::{Elicitation, Sampling};
 use crate::run::policy::Policy;
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass};
@@ -49,8 +50,8 @@ pub struct PutServer {
     pub replay: Option<PerTool<Replay>>,
     /// What the tools may do to the world.
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
-    /// Tools that wait for an approval: not in this version.
-    pub require_approval: Option<Value>,
+    /// Tools whose calls wait for an approval: `true`, or a list of the server's names.
+    pub require_approval: Option<RequireApproval>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
     /// Whether the server's `readOnlyHint` and `idempotentHint` may relax a class that is not declared.

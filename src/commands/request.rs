@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::manifest::Declaring;
+use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
 use crate::run::asking::{Elicitation, Sampling};
 use crate::run::policy::Policy;
@@ -173,8 +174,8 @@ pub struct EntryRequest {
     pub replay: Option<PerTool<Replay>>,
     /// What the tools may do to the world.
     pub side_effect_class: Option<PerTool<SideEffectClass>>,
-    /// Tools that wait for an approval: not in this version.
-    pub require_approval: Option<Value>,
+    /// Tools whose calls wait for an approval: `true`, or a list of the server's names.
+    pub require_approval: Option<RequireApproval>,
     /// `false`: an unreachable server is a warning.
     pub required: Option<bool>,
     /// Whether the server's annotations may relax the class of tools whose class is not declared here (`false`).
@@ -252,12 +253,58 @@ pub struct ResumeRun {
     pub mcp: Option<Vec<EntryRequest>>,
     /// Must be the run's own.
     pub binding_id: Option<String>,
-    /// Verdicts on calls: not in this version.
-    pub approvals: Option<Vec<Value>>,
+    /// Votes on calls that wait for an approval (scope `approvals:decide`).
+    #[schema(max_items = 200)]
+    pub approvals: Option<Vec<DecideCall>>,
     /// Results of client tools: not in this version.
     pub tool_results: Option<Vec<Value>>,
     /// Tighter limits for the rest of the run's life; none can be loosened.
     pub limits: Option<LimitsRequest>,
+}
+
+/// A vote on a call that waits for an approval.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecideApproval {
+    /// What is said.
+    pub decision: Verdict,
+    /// Why; kept with the vote and in the audit.
+    #[schema(max_length = 4000)]
+    pub comment: Option<String>,
+    /// With `approve`: other arguments than the model's. They clear earlier votes.
+    #[schema(value_type = Option<Object>)]
+    pub arguments: Option<Map<String, Value>>,
+    /// The `token` of the approval: proof that it was seen as it stands. The operator may ask for it.
+    #[schema(max_length = 8192)]
+    pub token: Option<String>,
+}
+
+/// A vote on the approval of one call of the run that is resumed.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DecideCall {
+    /// The call's label.
+    #[schema(max_length = 1024)]
+    pub call_id: String,
+    /// What is said.
+    pub decision: Verdict,
+    /// Why; kept with the vote and in the audit.
+    #[schema(max_length = 4000)]
+    pub comment: Option<String>,
+    /// With `approve`: other arguments than the model's. They clear earlier votes.
+    #[schema(value_type = Option<Object>)]
+    pub arguments: Option<Map<String, Value>>,
+    /// The `token` of the approval.
+    #[schema(max_length = 8192)]
+    pub token: Option<String>,
+}
+
+impl DecideCall {
+    /// The same without the call.
+    pub(super) fn vote(&self) -> DecideApproval {
+        let Self { decision, comment, arguments, token, .. } = self.clone();
+        DecideApproval { decision, comment, arguments, token }
+    }
 }
 
 /// What a person answers to a server's question.

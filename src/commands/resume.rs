@@ -2,15 +2,16 @@
 
 use super::create::check_limits;
 use super::faults::{Faults, LATER};
-use super::request::{LimitsRequest, ResumeRun, RetryCall};
-use super::{Asker, CommandError, Commands, tell};
+use super::request::{DecideCall, LimitsRequest, ResumeRun, RetryCall};
+use super::{Asker, CommandError, Commands, approvals, tell};
 use crate::failpoint;
 use crate::run::apply;
+use crate::run::approval::Approval;
 use crate::run::binding::{Binding, Warning, merge};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::fact::{CallRef, Fact, Resume};
+use crate::run::fact::{CallRef, CastVote, Fact, Resume, Ruling};
 use crate::run::ids::{CallId, Fence, RunId, RunUid};
 use crate::run::refusal::Refusal;
 use crate::run::spec::{Limits, McpEntry};
@@ -54,10 +55,12 @@ impl Commands {
             }
             let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
+            let votes = self.votes(asker, &envelope, request.approvals.as_deref().unwrap_or_default()).await?;
             let (served, warnings) = self.read_again(asker, &envelope, entries.clone()).await?;
             let resume = Resume {
                 actor: asker.actor.clone(),
                 retry: retry.clone(),
+                votes: votes.iter().map(|(_, cast, ruling)| (cast.clone(), ruling.clone())).collect(),
                 served,
                 warnings,
                 on_catalog_change: request.on_catalog_change.unwrap_or_default(),
@@ -71,7 +74,8 @@ impl Commands {
                 Err(Refusal::AmbiguousCall(call)) => return Err(ambiguous(&retry, &call)),
                 Err(refusal) => return Err(refusal.into()),
             };
-            let audit = self.retries(asker, id, &commit);
+            let mut audit = self.retries(asker, id, &commit);
+            audit.extend(votes.iter().map(|(approval, cast, _)| self.vote_row(asker, approval, cast)));
             if self.decide(asker, envelope.uid, fence, &commit, &audit).await? {
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
@@ -81,6 +85,35 @@ impl Commands {
             }
         }
         Err(CommandError::Contended)
+    }
+
+    /// The votes of a resume: each on the pending approval of its call, as it stands.
+    async fn votes(
+        &self,
+        asker: &Asker,
+        envelope: &Envelope,
+        given: &[DecideCall],
+    ) -> Result<Vec<(Approval, CastVote, Option<Ruling>)>, CommandError> {
+        let mut votes = Vec::new();
+        for (index, vote) in given.iter().enumerate() {
+            let call = CallId::new(&vote.call_id);
+            let mut open = envelope.head.state.approvals.open.iter();
+            let Some(open) = open.find(|open| open.approval.call_id == call) else {
+                return Err(match self.not_pending(asker, envelope.uid, &call).await? {
+                    CommandError::Missing(_) => Refusal::NoApproval(call).into(),
+                    decided => decided,
+                });
+            };
+            let (approval, request) = (&open.approval, vote.vote());
+            if self.approval(asker, approval.id).await?.is_due {
+                self.expire(asker, envelope.uid, approval).await?;
+                return Err(self.not_pending(asker, envelope.uid, &call).await?);
+            }
+            self.check_token(asker, request.token.as_deref(), approval)?;
+            let (cast, ruling) = self.cast(asker, envelope, approval, &request, &format!("/approvals/{index}")).await?;
+            votes.push((approval.clone(), cast, ruling));
+        }
+        Ok(votes)
     }
 
     /// A row of the audit for each call that this resume allows once more.
@@ -126,7 +159,10 @@ impl Commands {
         request: &ResumeRun,
     ) -> Result<(Option<Vec<McpEntry>>, Vec<CallRef>), CommandError> {
         let mut faults = Faults::default();
-        faults.require(request.approvals.as_ref().is_none_or(Vec::is_empty), "/approvals", LATER);
+        for (index, vote) in request.approvals.iter().flatten().enumerate() {
+            let at = format!("/approvals/{index}");
+            approvals::check(&vote.vote(), &at, self.allow.approvals_require_token, &mut faults);
+        }
         faults.require(request.tool_results.as_ref().is_none_or(Vec::is_empty), "/tool_results", LATER);
         if let Some(limits) = &request.limits {
             check_limits(limits.clone(), &Limits::default(), &mut faults);

@@ -72,6 +72,11 @@ const EGRESS_ALLOW: Setting =
     plain("COUNTERSIGN_EGRESS_ALLOW", None, "hosts and networks that may be private or plain http");
 const ALLOW_SCRIPTED_MODELS: Setting =
     plain("COUNTERSIGN_ALLOW_SCRIPTED_MODELS", Some("false"), "whether runs may bring scripted models");
+const APPROVALS_REQUIRE_TOKEN: Setting = plain(
+    "COUNTERSIGN_APPROVALS_REQUIRE_TOKEN",
+    Some("false"),
+    "whether a vote that approves must bring the approval's token",
+);
 const LEASE_S: Setting = plain("COUNTERSIGN_LEASE_S", Some("15"), "seconds without a beat until a node is dead");
 const MAX_RUNNING: Setting = plain("COUNTERSIGN_MAX_RUNNING", Some("1000"), "runs that this node drives at once");
 const TENANT_MAX_RUNNING: Setting =
@@ -93,7 +98,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 29] = [
+pub const SETTINGS: [Setting; 30] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -105,6 +110,7 @@ pub const SETTINGS: [Setting; 29] = [
     MASTER_KEYS,
     EGRESS_ALLOW,
     ALLOW_SCRIPTED_MODELS,
+    APPROVALS_REQUIRE_TOKEN,
     LEASE_S,
     MAX_RUNNING,
     TENANT_MAX_RUNNING,
@@ -140,6 +146,8 @@ pub struct Config {
     pub egress_allow: Vec<String>,
     /// Whether runs may bring scripted models.
     pub allow_scripted_models: bool,
+    /// Whether a vote that approves must bring the approval's token.
+    pub approvals_require_token: bool,
     /// Seconds without a beat until a node is dead; at least 2.
     pub lease_s: u32,
     /// Runs that this node drives at once.
@@ -261,6 +269,7 @@ impl Config {
         let keys = master_keys(reader);
         let egress_allow = egress_allow(reader);
         let allow_scripted_models = reader.one_of(&ALLOW_SCRIPTED_MODELS, &[("true", true), ("false", false)]);
+        let approvals_require_token = reader.one_of(&APPROVALS_REQUIRE_TOKEN, &[("true", true), ("false", false)]);
         let lease_s = reader.number(&LEASE_S, 2, 3600);
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
         let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
@@ -288,6 +297,7 @@ impl Config {
             keys: Arc::new(keys?),
             egress_allow,
             allow_scripted_models: allow_scripted_models?,
+            approvals_require_token: approvals_require_token?,
             lease_s: lease_s?,
             max_running: max_running?,
             tenant_max_running: tenant_max_running?,

@@ -46,6 +46,7 @@ pub(super) fn declared_entry() -> McpEntry {
         replay: None,
         side_effect_class: None,
         trust_annotations: false,
+        require_approval: None,
         own_class: None,
         policies: Vec::new(),
         required: true,

@@ -1,4 +1,5 @@
-//! The one gate that every call of every backend goes through before it has a receipt: whole → known → valid.
+//! The one gate that every call of every backend goes through before it has a receipt: whole → known → valid → rules.
+//! It only says what it thinks of a call; what follows from that the core decides.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,10 +7,17 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::mcp::schemas::{Schema, Schemas};
+use crate::run::approval::Requirement;
 use crate::run::binding::{Binding, BoundTool};
 use crate::run::fact::Ruling;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
+
+/// The rule of a call to a tool that the model was not offered.
+const UNKNOWN_TOOL: &str = "unknown-tool";
+
+/// The rule of arguments that do not fit the tool.
+pub const INVALID_ARGUMENTS: &str = "invalid-arguments";
 
 /// Names of available tools that a model is told when it calls an unknown one.
 const MAX_NAMES: usize = 50;
@@ -33,27 +41,47 @@ impl Gate {
 
     /// Says whether a call that the model wrote may cross the boundary.
     pub fn rule(&mut self, binding: &Binding, call: &WrittenCall) -> Ruling {
-        if self.revision != binding.revision {
-            self.compiled.clear();
-            self.revision = binding.revision;
-        }
+        self.keep_up(binding);
         let raw = || Value::String(call.arguments.clone());
         let Some(tool) = binding.tool(&call.tool) else {
             let input = arguments(&call.arguments).unwrap_or_else(|_| raw());
-            return Ruling::Reject { rule: "unknown-tool", reason: unknown_tool(binding, &call.tool), input };
+            return reject(UNKNOWN_TOOL, unknown_tool(binding, &call.tool), input);
         };
         let input = match arguments(&call.arguments) {
             Ok(input) => input,
             Err(fault) => {
                 let reason = format!("The arguments of {} are not valid: {fault}.", call.tool);
-                return Ruling::Reject { rule: "invalid-arguments", reason, input: raw() };
+                return reject(INVALID_ARGUMENTS, reason, raw());
             }
         };
-        match self.faults(tool, &input) {
-            None => Ruling::Admit { target: binding.target(tool), input },
-            Some(faults) => {
-                let reason = format!("The arguments of {} do not fit its input schema: {faults}.", call.tool);
-                Ruling::Reject { rule: "invalid-arguments", reason, input }
+        self.rule_on_valid(binding, tool, input)
+    }
+
+    /// The same for other arguments of a known tool, which people want sent in place of the model's.
+    pub fn rule_on_change(&mut self, binding: &Binding, tool: &str, input: Value) -> Ruling {
+        self.keep_up(binding);
+        match binding.tool(tool) {
+            Some(tool) => self.rule_on_valid(binding, tool, input),
+            None => reject(UNKNOWN_TOOL, unknown_tool(binding, tool), input),
+        }
+    }
+
+    fn keep_up(&mut self, binding: &Binding) {
+        if self.revision != binding.revision {
+            self.compiled.clear();
+            self.revision = binding.revision;
+        }
+    }
+
+    fn rule_on_valid(&mut self, binding: &Binding, tool: &BoundTool, input: Value) -> Ruling {
+        if let Some(faults) = self.faults(tool, &input) {
+            let reason = format!("The arguments of {} do not fit its input schema: {faults}.", tool.name);
+            return reject(INVALID_ARGUMENTS, reason, input);
+        }
+        match verdict(tool) {
+            Verdict::Send => Ruling::Admit { target: binding.target(tool), input, judged: Box::default() },
+            Verdict::Ask(requirement) => {
+                Ruling::Ask { target: binding.target(tool), input, requirement, judged: Box::default() }
             }
         }
     }
@@ -83,6 +111,23 @@ impl Gate {
             .map(|schema| self.schemas.of(schema))
             .collect()
     }
+}
+
+/// What the rules say of a valid call, whoever carries it out.
+enum Verdict {
+    /// It may be sent.
+    Send,
+    /// It may, once people have approved it.
+    Ask(Box<Requirement>),
+}
+
+/// What was declared of the tool; a policy of the simplest kind.
+fn verdict(tool: &BoundTool) -> Verdict {
+    if tool.needs_approval { Verdict::Ask(Box::new(Requirement::of_declaration(&tool.name))) } else { Verdict::Send }
+}
+
+fn reject(rule: &str, reason: String, input: Value) -> Ruling {
+    Ruling::Reject { rule: rule.to_owned(), reason, input, judged: Box::default() }
 }
 
 /// Providers write no text at all for a tool without parameters: that is an empty object.
@@ -127,6 +172,7 @@ mod tests {
             own_schema: Some(json!({"properties":{"amount":{"maximum":1000}}})),
             class: SideEffectClass::NonIdempotentWrite,
             replay: false,
+            needs_approval: false,
             offer: Offer::default(),
         };
         let entry = serde_json::from_value(json!({"url":"https://billing.example.com/mcp"})).unwrap();

@@ -23,7 +23,7 @@ use url::Url;
 pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
 pub use declared::Declared;
-pub use gate::Gate;
+pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
 use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, TaskRequest, ToolRequest};

@@ -13,6 +13,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use uuid::Uuid;
 
 use super::drive::Drive;
 use super::stopped::Stopped;
@@ -43,6 +44,8 @@ pub(super) struct Asks {
     /// Servers that wait for a person.
     people: Vec<Waiting>,
     samples: FuturesUnordered<BoxFuture<'static, Option<(u32, SampleEnd)>>>,
+    /// Servers that wait for people to approve a sample.
+    unapproved: Vec<Unapproved>,
     /// By the sample's number: ends it when dropped, and the server that waits for it.
     making: HashMap<u32, (DropGuard, Option<ReplyTo>)>,
 }
@@ -51,6 +54,13 @@ struct Waiting {
     input_id: String,
     reply: ReplyTo,
     expires: Instant,
+}
+
+/// A sample that people are asked about while its call is out.
+struct Unapproved {
+    approval: Uuid,
+    request: SampleRequest,
+    reply: ReplyTo,
 }
 
 /// What is heard while calls are out.
@@ -67,12 +77,21 @@ impl Asks {
     /// The questions of one drive, and where servers put them.
     pub(super) fn new() -> (Self, mpsc::Sender<ServerAsk>) {
         let (sender, inbox) = mpsc::channel(QUEUE);
-        (Self { inbox, people: Vec::new(), samples: FuturesUnordered::new(), making: HashMap::new() }, sender)
+        (
+            Self {
+                inbox,
+                people: Vec::new(),
+                samples: FuturesUnordered::new(),
+                unapproved: Vec::new(),
+                making: HashMap::new(),
+            },
+            sender,
+        )
     }
 
     /// Waits for what is heard next. May be dropped while it waits.
     pub(super) async fn next(&mut self) -> Heard {
-        let Self { inbox, people, samples, making: _ } = self;
+        let Self { inbox, people, samples, unapproved: _, making: _ } = self;
         loop {
             let first = people.iter().map(|waiting| waiting.expires).min();
             let expired = async {
@@ -107,6 +126,12 @@ impl Asks {
         self.making.retain(|sample, _| asks.reserved.iter().any(|reserved| reserved.sample == *sample));
     }
 
+    /// Those whose approval is decided, one way or the other.
+    fn decided(&mut self, envelope: &Envelope) -> Vec<Unapproved> {
+        let approvals = &envelope.head.state.approvals;
+        self.unapproved.extract_if(.., |waiting| approvals.find(waiting.approval).is_none()).collect()
+    }
+
     fn take(&mut self, input_id: &str) -> Option<ReplyTo> {
         let at = self.people.iter().position(|waiting| waiting.input_id == input_id)?;
         Some(self.people.swap_remove(at).reply)
@@ -131,10 +156,9 @@ impl Drive<'_> {
         let is_new = |key: CallKey, name: &str| {
             !reserved.iter().any(|reserved| reserved.call == key && reserved.question.as_deref() == Some(name))
         };
-        let waiting = self.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Waiting { .. }));
-        let wanted = waiting
-            .filter_map(|call| Some((call.key, call.asked.as_ref()?)))
-            .flat_map(|(key, asked)| asked.samples().map(move |(name, request)| (key, name, request)))
+        let wanted = self
+            .envelope
+            .wanted_samples()
             .find(|(key, name, _)| is_new(*key, name))
             .map(|(key, name, request)| (key, name.clone(), request.clone()));
         let Some((key, name, request)) = wanted else { return Ok(false) };
@@ -233,10 +257,18 @@ impl Drive<'_> {
         request: SampleRequest,
         reply: Option<ReplyTo>,
     ) -> Result<(), Stopped> {
-        let before = self.envelope.head.state.asks.samples;
+        let (before, asked_before) = (self.envelope.head.state.asks.samples, self.envelope.head.state.approvals.asked);
         let denied = self.denial(key, &request);
         let fact = Fact::SampleAsked { key, question, request: Box::new(request.clone()) };
         self.decide(fact).await?;
+        let approvals = &self.envelope.head.state.approvals;
+        if approvals.asked > asked_before {
+            // Whoever waits for a question that is kept is told by the replies of its call.
+            if let (Some(open), Some(reply)) = (approvals.open.last(), reply) {
+                self.asks.unapproved.push(Unapproved { approval: open.approval.id, request, reply });
+            }
+            return Ok(());
+        }
         let asks = &self.envelope.head.state.asks;
         let reserved = asks.reserved.iter().find(|reserved| reserved.sample == asks.samples && asks.samples > before);
         match (reserved.cloned(), reply) {
@@ -251,10 +283,21 @@ impl Drive<'_> {
         Ok(())
     }
 
+    /// Makes the samples that people have approved, and tells the servers of the others.
+    pub(super) fn heed_approvals(&mut self) {
+        for Unapproved { approval, request, reply } in self.asks.decided(&self.envelope) {
+            let reserved = &self.envelope.head.state.asks.reserved;
+            match reserved.iter().find(|reserved| reserved.approval == Some(approval)).cloned() {
+                Some(reserved) => self.make(&reserved, &request, Some(reply)),
+                None => tell(reply, Err(AskRefusal("the request for a sample was refused".to_owned()))),
+            }
+        }
+    }
+
     fn denial(&self, key: CallKey, request: &SampleRequest) -> Option<Denial> {
         let call = self.envelope.calls.iter().find(|call| call.key == key)?;
         let entry = self.envelope.entry_of(call)?;
-        rule(&self.envelope, entry, request, self.shared.parts.clock.now()).err()
+        rule(&self.envelope, entry, request, false, self.shared.parts.clock.now()).err()
     }
 
     fn make(&mut self, reserved: &Reservation, request: &SampleRequest, reply: Option<ReplyTo>) {

@@ -2,7 +2,7 @@
 
 use super::drive::Drive;
 use super::stopped::Stopped;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, LeftVote};
 use crate::run::refusal::Refusal;
 
 impl Drive<'_> {
@@ -20,6 +20,42 @@ impl Drive<'_> {
                 applied => applied?,
             }
         }
-        self.heed_answers().await
+        self.heed_answers().await?;
+        self.heed_votes().await
+    }
+
+    async fn heed_votes(&mut self) -> Result<(), Stopped> {
+        let votes = std::mem::take(&mut *self.signals.votes.lock());
+        for vote in votes {
+            // A vote comes again until the run is gone.
+            let Some(open) = self.envelope.head.state.approvals.find(vote.approval()) else { continue };
+            let fact = match vote {
+                LeftVote::Expired(approval) => Fact::ApprovalExpired { approval },
+                LeftVote::Cast(cast) => {
+                    let (tool, turn) = (open.approval.tool.clone(), open.approval.turn);
+                    let ruling = match cast.arguments.clone() {
+                        None => None,
+                        Some(given) => {
+                            let ruling = self.gate.rule_on_change(&self.envelope.binding, &tool, given);
+                            let expressions = &self.shared.parts.expressions;
+                            Some(Box::new(expressions.rule(&self.envelope, turn, &tool, ruling).await))
+                        }
+                    };
+                    Fact::Voted { cast, ruling }
+                }
+            };
+            match self.decide(fact).await {
+                // It was counted before, or what it wants is not allowed any more: its voter is told how things stand.
+                Err(Stopped::Refused(
+                    Refusal::AlreadyDecided(_)
+                    | Refusal::AlreadyVoted
+                    | Refusal::NotAnApprover
+                    | Refusal::ArgumentsFixed
+                    | Refusal::RunTerminal,
+                )) => {}
+                applied => applied?,
+            }
+        }
+        Ok(())
     }
 }

@@ -274,6 +274,7 @@ impl<'a> Drive<'a> {
     async fn go_on(&mut self, commit: &Commit, places: Vec<Place>) -> Result<(), Stopped> {
         self.let_go = commit.next != Next::Owner;
         self.asks.keep_up(&self.envelope);
+        self.heed_approvals();
         if commit.binding.is_some() {
             // No call is out: a revision opens only between two steps.
             self.binding = Arc::new(self.envelope.binding.clone());

@@ -26,9 +26,9 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Watched};
 use crate::model::Models;
-use crate::run::envelope::Envelope;
 use crate::policy::Expressions;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::envelope::Envelope;
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::journal::Journal;
@@ -108,7 +108,9 @@ struct Signals {
     decisions: Arc<Mutex<Vec<(Timestamp, Reconciliation)>>>,
     /// What people answered to its servers' questions, not yet applied.
     answers: Arc<Mutex<Vec<InputAnswer>>>,
-    /// There are some of either.
+    /// Votes, not yet applied.
+    votes: Arc<Mutex<Vec<LeftVote>>>,
+    /// There are some of these.
     decided: Arc<Notify>,
 }
 

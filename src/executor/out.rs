@@ -113,6 +113,7 @@ impl Drive<'_> {
             let waited = match call.stage {
                 Stage::Executing { since } => self.shared.parts.clock.now().millis_since(since),
                 Stage::Rejected { .. }
+                | Stage::Proposed
                 | Stage::Pending
                 | Stage::Waiting { .. }
                 | Stage::Completed { .. }

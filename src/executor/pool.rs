@@ -203,9 +203,10 @@ impl Shared {
                 if wishes.cancel_requested_by.is_some() {
                     signals.cancel.cancel();
                 }
-                if !wishes.decisions.is_empty() || !wishes.answers.is_empty() {
+                if !(wishes.decisions.is_empty() && wishes.answers.is_empty() && wishes.votes.is_empty()) {
                     signals.decisions.lock().extend(wishes.decisions);
                     signals.answers.lock().extend(wishes.answers);
+                    signals.votes.lock().extend(wishes.votes);
                     signals.decided.notify_one();
                 }
             }

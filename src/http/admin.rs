@@ -156,7 +156,7 @@ pub(super) async fn call_reconcile(
     let call = CallId::new(call_id);
     let decided = api.commands.reconcile(&asker(&caller), &run, (turn, &call), body.value).await;
     decided.map_err(|error| ApiError::Command(error, Some(run.clone())))?;
-    Ok(Json(fetch(&api, &caller, &run).await?.into()))
+    Ok(Json(Run::of(&api, &caller.tenant, fetch(&api, &caller, &run).await?)))
 }
 
 /// List the tenant's audit, newest first.

@@ -117,7 +117,13 @@ async fn reader(
     }
     let (uid, expires_at) = (ticket.uid, ticket.expires_at);
     let scopes = [Scope::RunsRead].into();
-    let caller = Caller { tenant: ticket.tenant, actor: ticket.actor, scopes, expires_at };
+    let caller = Caller {
+        tenant: ticket.tenant,
+        actor: ticket.actor,
+        scopes,
+        scope_names: std::collections::BTreeSet::new(),
+        expires_at,
+    };
     let view = fetch(api, &caller, id).await?;
     if view.uid == uid { Ok((caller, view)) } else { Err(ApiError::TicketOfAnotherRun) }
 }

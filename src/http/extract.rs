@@ -11,13 +11,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::agents::{DeployVersion, RollBackVersion};
-use super::{Api, yaml};
 use super::problem::{ApiError, Flaw};
+use super::{Api, yaml};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
 use crate::commands::{
-    AgentManifest, AnswerInput, Asker, CreateRun, Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
+    AgentManifest, AnswerInput, Asker, CreateRun, DecideApproval, Manifest, PutSecret, PutServer, ReconcileCall,
+    RequestKey, ResumeRun,
 };
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
@@ -46,9 +47,13 @@ pub(super) struct AgentsWriter(pub(super) Caller);
 /// A caller who may store secrets.
 pub(super) struct SecretsWriter(pub(super) Caller);
 
+/// A caller who may approve or deny calls.
+pub(super) struct Approver(pub(super) Caller);
+
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
-    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone() }
+    let scopes = caller.scope_names.iter().cloned().collect();
+    Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone(), scopes }
 }
 
 impl FromRequestParts<Arc<Api>> for Reader {
@@ -96,6 +101,14 @@ impl FromRequestParts<Arc<Api>> for AgentsWriter {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         caller(&parts.headers, api, Scope::AgentsWrite).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for Approver {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::ApprovalsDecide).await.map(Self)
     }
 }
 
@@ -210,6 +223,11 @@ impl Body for ReconcileCall {
 
 impl Body for AnswerInput {
     const SCHEMA: &'static str = "AnswerInput";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for DecideApproval {
+    const SCHEMA: &'static str = "DecideApproval";
     const MAY_BE_EMPTY: bool = false;
 }
 

@@ -34,5 +34,5 @@ pub(super) async fn input_answer(
 ) -> Result<Json<Run>, ApiError> {
     let answered = api.commands.answer_input(&asker(&caller), &run, &input_id, body.value).await;
     answered.map_err(|error| ApiError::Command(error, Some(run.clone())))?;
-    Ok(Json(fetch(&api, &caller, &run).await?.into()))
+    Ok(Json(Run::of(&api, &caller.tenant, fetch(&api, &caller, &run).await?)))
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::auth::Scope;
+use crate::run::approval::OpenApproval;
 use crate::run::event::UndecidedCall;
 use crate::run::ids::RunId;
 use crate::run::status::{Status, SuspendReason};
@@ -17,7 +18,7 @@ const LABEL: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_'
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct Link {
     /// What it does: `run`, `receipts`, `resume`, `accept`, `retry`, `retry-call`, `complete-call`, `fail-call`,
-    /// `reconciliations`, `cancel`.
+    /// `reconciliations`, `approvals`, `approve`, `deny`, `cancel`.
     rel: &'static str,
     /// The request's method.
     method: &'static str,
@@ -63,8 +64,28 @@ pub(super) fn of_drift(run: Option<&RunId>) -> Vec<Link> {
     run.map(|run| vec![accept(run), cancel(run)]).unwrap_or_default()
 }
 
+/// Where the approvals of a run stand.
+pub(super) fn of_approvals(run: Option<&RunId>) -> Vec<Link> {
+    run.map(approvals).into_iter().collect()
+}
+
 /// What can be done about a run that waits.
-pub(super) fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Link> {
+pub(super) fn of_run(run: &RunId, status: Status, undecided: &[UndecidedCall], open: &[OpenApproval]) -> Vec<Link> {
+    let votes = open.iter().flat_map(|open| {
+        let href = format!("/v1/approvals/{}/decisions", open.approval.id);
+        ["approve", "deny"].map(|rel| Link {
+            rel,
+            method: "POST",
+            href: href.clone(),
+            scope: Scope::ApprovalsDecide.code(),
+            body: Some(json!({ "decision": rel })),
+        })
+    });
+    let listed = (!open.is_empty()).then(|| approvals(run));
+    votes.chain(listed).chain(of_status(run, status, undecided)).collect()
+}
+
+fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Link> {
     match status {
         Status::Suspended(SuspendReason::ToolReconciliationRequired) => {
             let calls: Vec<Value> =
@@ -73,7 +94,7 @@ pub(super) fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]
             let all = command(run, "retry", "resume", Scope::Admin, Some(body));
             [all].into_iter().chain(reconcile_each(run, undecided, true)).chain([cancel(run)]).collect()
         }
-        Status::Suspended(SuspendReason::InputRequired) => vec![cancel(run)],
+        Status::Suspended(SuspendReason::ApprovalRequired | SuspendReason::InputRequired) => vec![cancel(run)],
         Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
         Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],
         Status::Queued | Status::Running => reconcile_each(run, undecided, true).collect(),
@@ -112,6 +133,11 @@ pub(super) fn reconcile_each<'a>(
 /// The address of a run.
 pub(super) fn run_path(run: &RunId) -> String {
     format!("/v1/runs/{run}")
+}
+
+fn approvals(run: &RunId) -> Link {
+    let href = format!("{}/approvals", run_path(run));
+    Link { rel: "approvals", method: "GET", href, scope: Scope::RunsRead.code(), body: None }
 }
 
 fn accept(run: &RunId) -> Link {

@@ -3,6 +3,7 @@
 
 mod admin;
 mod agents;
+mod approvals;
 mod bindings;
 mod events;
 mod extract;
@@ -23,6 +24,7 @@ mod schema;
 mod secrets;
 mod servers;
 mod tickets;
+mod versions;
 mod views;
 mod wait;
 mod yaml;
@@ -121,7 +123,18 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let bodies = ["CreateRun", "ResumeRun", "ReconcileCall", "AnswerInput", "PutServer", "PutSecret", "AgentManifest", "DeployVersion", "RollBackVersion"];
+    let bodies = [
+        "CreateRun",
+        "ResumeRun",
+        "ReconcileCall",
+        "AnswerInput",
+        "DecideApproval",
+        "PutServer",
+        "PutSecret",
+        "AgentManifest",
+        "DeployVersion",
+        "RollBackVersion",
+    ];
     let schemas = Schemas::compile(&document, &bodies)?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
@@ -162,6 +175,11 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
         .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
         .route("/v1/runs/{run_id}/inputs/{input_id}", post(inputs::input_answer))
+        .route("/v1/runs/{run_id}/approvals", get(approvals::run_approval_list))
+        .route("/v1/runs/{run_id}/approvals/{call_id}", post(approvals::call_approval_decide))
+        .route("/v1/approvals", get(approvals::approval_list))
+        .route("/v1/approvals/{id}", get(approvals::approval_fetch))
+        .route("/v1/approvals/{id}/decisions", post(approvals::approval_decide))
         .route("/v1/runs/{run_id}/messages", get(records::message_list))
         .route("/v1/runs/{run_id}/receipts", get(records::receipt_list))
         .route("/v1/runs/{run_id}/receipts/{turn}/{call_id}", get(records::receipt_fetch))
@@ -177,14 +195,14 @@ fn routes() -> Router<Arc<Api>> {
         )
         .route("/v1/mcp-servers/{name}/probe", post(servers::server_probe))
         .route("/v1/agents", get(agents::agent_list))
-        .route("/v1/agents/validate", post(agents::agent_validate))
+        .route("/v1/agents/validate", post(versions::agent_validate))
         .route("/v1/agents/{namespace}/{name}", get(agents::agent_fetch))
-        .route("/v1/agents/{namespace}/{name}/versions", get(agents::version_list))
+        .route("/v1/agents/{namespace}/{name}/versions", get(versions::version_list))
         .route(
             "/v1/agents/{namespace}/{name}/versions/{version}",
-            get(agents::version_fetch).put(agents::version_publish),
+            get(versions::version_fetch).put(versions::version_publish),
         )
-        .route("/v1/agents/{namespace}/{name}/versions/{version}/deprecate", post(agents::version_deprecate))
+        .route("/v1/agents/{namespace}/{name}/versions/{version}/deprecate", post(versions::version_deprecate))
         .route(
             "/v1/agents/{namespace}/{name}/deployments",
             get(agents::deployment_list).post(agents::deployment_create),

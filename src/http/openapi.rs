@@ -5,7 +5,9 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{admin, agents, events, inputs, probes, problem, records, runs, secrets, servers, tickets};
+use super::{
+    admin, agents, approvals, events, inputs, probes, problem, records, runs, secrets, servers, tickets, versions,
+};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -17,18 +19,21 @@ use crate::run::event::Event;
     servers((url = "/", description = "This server")),
     paths(
         runs::run_create, runs::run_list, runs::run_fetch, runs::run_resume, runs::run_cancel, runs::run_delete,
+        approvals::approval_list, approvals::run_approval_list, approvals::approval_fetch,
+        approvals::approval_decide, approvals::call_approval_decide,
         inputs::input_answer, records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
         servers::server_list, servers::server_fetch, servers::server_put, servers::server_delete,
-        servers::server_probe, agents::agent_list, agents::agent_fetch, agents::agent_validate, agents::version_list,
-        agents::version_fetch, agents::version_publish, agents::version_deprecate, agents::deployment_list,
+        servers::server_probe, agents::agent_list, agents::agent_fetch, versions::agent_validate, versions::version_list,
+        versions::version_fetch, versions::version_publish, versions::version_deprecate, agents::deployment_list,
         agents::deployment_create, agents::deployment_roll_back, secrets::secret_list, secrets::secret_put, secrets::secret_delete,
         probes::health, probes::readiness, probes::metrics, probes::document,
     ),
     components(schemas(problem::Problem, Event)),
     tags(
         (name = "runs", description = "Runs and what they leave"),
+        (name = "approvals", description = "Calls that wait for votes"),
         (name = "admin", description = "Calls whose outcome nobody knows, and the audit"),
         (name = "mcp", description = "Registered MCP servers"),
         (name = "agents", description = "Agents, their versions, and which of them is active"),

@@ -360,6 +360,15 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
             "The Idempotency-Key was used before",
             "the Idempotency-Key was used with another body",
         ),
+        CommandError::ApprovalDecided(approval) => {
+            let detail = format!("the approval is {}", approval.status.code());
+            conflict("already-decided", "The approval is decided", detail)
+                .linked(vec![links::to_run(&approval.run_id)])
+                .with("approval", serde_json::to_value(*approval).unwrap_or_default())
+        }
+        CommandError::TokenRefused(detail) => {
+            Problem::new(StatusCode::FORBIDDEN, "approval-token-refused", "Another approval token", detail)
+        }
         CommandError::Refused(refusal) => of_refusal(refusal, run),
         CommandError::Unreachable(unreachable) => {
             let detail = unreachable.to_string();
@@ -397,6 +406,15 @@ fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::AlreadyAnswered => {
             conflict(code, "The question is closed", detail).linked(run.map(links::to_run).into_iter().collect())
         }
+        Refusal::AlreadyDecided(_) => {
+            conflict(code, "The approval is decided", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
+        Refusal::NoApproval(_) => conflict(code, "No such approval", detail).linked(links::of_approvals(run)),
+        Refusal::AlreadyVoted => conflict(code, "One vote an actor", detail).linked(links::of_approvals(run)),
+        Refusal::NotAnApprover => {
+            Problem::new(StatusCode::FORBIDDEN, code, "Not an approver", detail).linked(links::of_approvals(run))
+        }
+        Refusal::ArgumentsFixed => conflict(code, "The arguments are fixed", detail),
         Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
         Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),

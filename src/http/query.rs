@@ -234,6 +234,22 @@ impl Cursor for AuditCursor {
     }
 }
 
+/// The last approval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ApprovalCursor(pub(super) PlaceInTime);
+
+impl Cursor for ApprovalCursor {
+    const LIST: u8 = b'p';
+
+    fn bytes(&self) -> Vec<u8> {
+        AuditCursor(self.0).bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        AuditCursor::read(bytes).map(|AuditCursor(place)| Self(place))
+    }
+}
+
 /// The last name of a list by name; `LIST` tells secrets from servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NameCursor<const LIST: u8>(pub(super) String);

@@ -157,7 +157,7 @@ pub(super) async fn envelope_fetch(
     let messages = every_message(&api, &caller, &view).await?;
     let receipts = every_receipt(&api, &caller, &view).await?;
     let bindings = every_binding(&api, &caller, &view).await?;
-    Ok(Json(EnvelopeView { bindings, run: Run::from(view), messages, receipts }))
+    Ok(Json(EnvelopeView { bindings, run: Run::of(&api, &caller.tenant, view), messages, receipts }))
 }
 
 async fn every_binding(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<BindingRevision>, ApiError> {

@@ -113,7 +113,7 @@ pub(super) async fn run_list(
     let page = api.store.run_list(&caller.tenant, &filter, after, limit).await?;
     let last = page.last().filter(|_| page.more);
     let next_cursor = last.map(|run| encode(&RunCursor { created_at: run.head.created_at, uid: run.uid }));
-    Ok(Json(RunPage { data: page.into_iter().map(Run::from).collect(), next_cursor }))
+    Ok(Json(RunPage { data: page.into_iter().map(|view| Run::of(&api, &caller.tenant, view)).collect(), next_cursor }))
 }
 
 /// What a list of runs, or of what runs left, is filtered by.
@@ -145,12 +145,13 @@ pub(super) async fn run_fetch(
     Reader(caller): Reader,
     RunPath(id): RunPath,
 ) -> Result<Json<Run>, ApiError> {
-    Ok(Json(fetch(&api, &caller, &id).await?.into()))
+    Ok(Json(Run::of(&api, &caller.tenant, fetch(&api, &caller, &id).await?)))
 }
 
 /// Resume a run that waits.
 ///
-/// 202: the run is queued. 200: it has ended, or goes on waiting. `retry_tool_call_ids` needs the scope `admin`.
+/// 202: the run is queued. 200: it has ended, or goes on waiting. `retry_tool_call_ids` needs the scope `admin`,
+/// `approvals` the scope `approvals:decide`.
 #[utoipa::path(
     post, path = "/v1/runs/{run_id}/resume", operation_id = "run_resume", tag = "runs", request_body = Option<ResumeRun>,
     security(("bearer" = ["runs:write"])),
@@ -173,11 +174,14 @@ pub(super) async fn run_resume(
     if body.value.retry_tool_call_ids.as_ref().is_some_and(|calls| !calls.is_empty()) {
         need(&caller, Scope::Admin)?;
     }
+    if body.value.approvals.as_ref().is_some_and(|votes| !votes.is_empty()) {
+        need(&caller, Scope::ApprovalsDecide)?;
+    }
     let resumed = api.commands.resume(&asker(&caller), &id, body.value).await;
     let resumed = resumed.map_err(|error| ApiError::Command(error, Some(id.clone())))?;
     let view = fetch(&api, &caller, &id).await?;
     match resumed {
-        Resumed::Terminal | Resumed::Suspended => Ok(Json(Run::from(view)).into_response()),
+        Resumed::Terminal | Resumed::Suspended => Ok(Json(Run::of(&api, &caller.tenant, view)).into_response()),
         Resumed::Queued => Ok(accepted(settled(&api, &caller, view, &headers).await?)),
     }
 }
@@ -232,9 +236,10 @@ pub(super) async fn fetch(api: &Api, caller: &Caller, id: &RunId) -> Result<RunV
 
 /// The run as it stands, or as it stands after the wait that the caller prefers.
 async fn settled(api: &Api, caller: &Caller, view: RunView, headers: &HeaderMap) -> Result<Response, ApiError> {
-    let Some(wait) = headers::wait(headers) else { return Ok(Json(Run::from(view)).into_response()) };
+    let shown = |view| Json(Run::of(api, &caller.tenant, view)).into_response();
+    let Some(wait) = headers::wait(headers) else { return Ok(shown(view)) };
     let view = wait::until_settled(api, caller, view, wait).await?;
-    let mut response = Json(Run::from(view)).into_response();
+    let mut response = shown(view);
     if let Ok(applied) = HeaderValue::from_str(&format!("wait={}", wait.as_secs())) {
         response.headers_mut().insert("preference-applied", applied);
     }

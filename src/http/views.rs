@@ -6,15 +6,18 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::Api;
 use super::bindings::BindingRevision;
 use super::links::{self, Link};
+use crate::run::approval::Approval;
 use crate::run::ask::{Asks, Input};
 use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
-use crate::run::ids::{CallId, RunId};
+use crate::run::ids::{CallId, RunId, TenantId};
 use crate::run::message::{Content, Message, Role};
 use crate::run::outcome::ToolError;
+use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
 use crate::run::spec::{Limits, ModelSpec, Replay, SideEffectClass};
 use crate::run::time::Timestamp;
@@ -98,11 +101,29 @@ pub(super) struct UsageView {
     cost_usd: Option<f64>,
 }
 
+/// An approval, with the token of one that waits for votes.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct ApprovalView {
+    #[serde(flatten)]
+    approval: Approval,
+    /// Proof for a vote that the approval was read as it stands: `v1.BODY.MAC`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+}
+
+impl ApprovalView {
+    /// An approval of the tenant, as whoever may read it does.
+    pub(super) fn of(api: &Api, tenant: &TenantId, approval: Approval) -> Self {
+        let token = api.commands.approval_token(tenant, &approval);
+        Self { approval, token }
+    }
+}
+
 /// What a run waits for.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Pending {
     /// Calls that wait for a verdict.
-    approvals: Vec<BTreeMap<String, Value>>,
+    approvals: Vec<ApprovalView>,
     /// Calls whose outcome nobody knows.
     reconciliations: Vec<UndecidedCall>,
     /// Calls that a client carries out.
@@ -111,15 +132,19 @@ pub(super) struct Pending {
     inputs: Vec<Input>,
 }
 
-impl From<RunView> for Run {
-    fn from(view: RunView) -> Self {
+impl Run {
+    /// A run of the tenant, as its callers read it.
+    pub(super) fn of(api: &Api, tenant: &TenantId, view: RunView) -> Self {
         let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
         let limits = *head.limits(&spec);
         let Asks { open, usage: sampling, .. } = head.state.asks;
         let inputs = open.into_iter().map(|open| open.input).collect();
         let output = head.state.output.map(|output| Output { text: output.text, structured: output.structured });
+        let links = links::of_run(&id, head.status, &undecided, &head.state.approvals.open);
+        let approvals = head.state.approvals.open.into_iter();
+        let approvals = approvals.map(|open| ApprovalView::of(api, tenant, open.approval)).collect();
         Self {
-            links: links::of_status(&id, head.status, &undecided),
+            links,
             id,
             status: head.status.code(),
             reason: head.status.reason(),
@@ -133,7 +158,7 @@ impl From<RunView> for Run {
             error: head.state.error,
             turns: head.state.turns,
             usage: UsageView { counted: head.state.usage, sampling, cost_usd: None },
-            pending: Pending { approvals: Vec::new(), reconciliations: undecided, client_tools: Vec::new(), inputs },
+            pending: Pending { approvals, reconciliations: undecided, client_tools: Vec::new(), inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),
             attempt: head.attempt,
@@ -278,6 +303,10 @@ pub(super) struct Receipt {
     since: Option<Timestamp>,
     /// Who decided last how it goes on, when somebody did.
     decided_by: Option<String>,
+    /// What the policies decided about the call before it was sent, where any are about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    policy: Option<Decision>,
     /// When the model made the call.
     created_at: Timestamp,
     /// When it was settled.
@@ -309,6 +338,7 @@ impl Receipt {
             cause: None,
             since: None,
             decided_by: call.decided_by.map(|actor| actor.as_str().to_owned()),
+            policy: call.judged.decision,
             created_at: call.created_at,
             settled_at: None,
         };
@@ -325,7 +355,7 @@ impl Receipt {
 
     fn stand(&mut self, stage: Stage) {
         match stage {
-            Stage::Rejected { .. } | Stage::Pending => {}
+            Stage::Rejected { .. } | Stage::Proposed | Stage::Pending => {}
             Stage::Executing { since } | Stage::Waiting { since } => self.since = Some(since),
             Stage::Completed { settled_at, output } => {
                 (self.settled_at, self.output) = (Some(settled_at), Some(output));

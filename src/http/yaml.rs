@@ -133,7 +133,9 @@ fn place(marker: &saphyr_parser::Marker, says: &str) -> String {
 
 fn refuse_tag(tag: Option<&Tag>, own: &str, span: &Span) -> Result<(), String> {
     match tag {
-        Some(tag) if !(tag.is_yaml_core_schema() && tag.suffix == own) => Err(at(span, &format!("the tag {tag} is not taken"))),
+        Some(tag) if !(tag.is_yaml_core_schema() && tag.suffix == own) => {
+            Err(at(span, &format!("the tag {tag} is not taken")))
+        }
         _ => Ok(()),
     }
 }
@@ -189,7 +191,10 @@ fn decimal(text: &str) -> Option<Value> {
     };
     let mantissa_fits = match fraction {
         None => is_digits(whole),
-        Some(fraction) => (is_digits(whole) && (fraction.is_empty() || is_digits(fraction))) || (whole.is_empty() && is_digits(fraction)),
+        Some(fraction) => {
+            (is_digits(whole) && (fraction.is_empty() || is_digits(fraction)))
+                || (whole.is_empty() && is_digits(fraction))
+        }
     };
     let unsigned = |exponent: &str| exponent.strip_prefix(['-', '+']).unwrap_or(exponent).to_owned();
     if !mantissa_fits || exponent.is_some_and(|exponent| !is_digits(&unsigned(exponent))) {
@@ -222,7 +227,10 @@ mod tests {
         check("a: 1\nb: [true, ~, x]\nc:\n  d: 'no'\n", r#"{"a":1,"b":[true,null,"x"],"c":{"d":"no"}}"#);
         check("no: no\nyes: yes\non: off", r#"{"no":"no","yes":"yes","on":"off"}"#);
         check("v: 1.2.0\nd: 2026-11-30\nt: 12:30", r#"{"v":"1.2.0","d":"2026-11-30","t":"12:30"}"#);
-        check("- 18446744073709551617\n- 117.63331139400017\n- -0.5\n- 1e21", "[18446744073709551617,117.63331139400017,-0.5,1e21]");
+        check(
+            "- 18446744073709551617\n- 117.63331139400017\n- -0.5\n- 1e21",
+            "[18446744073709551617,117.63331139400017,-0.5,1e21]",
+        );
         check("- 0o17\n- 0x1F\n- 007\n- +5\n- .5\n- 5.\n- 1e+3", "[15,31,7,5,0.5,5,1e+3]");
         check("t: |\n  one\n  two\nf: >-\n  one\n  two", r#"{"t":"one\ntwo\n","f":"one two"}"#);
         check("a: &x {n: 1}\nb: *x", r#"{"a":{"n":1},"b":{"n":1}}"#);
@@ -248,7 +256,8 @@ mod tests {
         refused("a: *nowhere", "");
         refused("", "no document");
         refused(&format!("{}1{}", "[".repeat(200), "]".repeat(200)), "nest deeper than");
-        let bomb: String = (1..9).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))).collect();
+        let bomb: String =
+            (1..9).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))).collect();
         refused(&format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{bomb}"), "too many values");
     }
 }

@@ -103,9 +103,15 @@ impl Program {
     pub(super) fn evaluate(&self, env: &Arc<Env>, input: &Map<String, Value>, trigger: &str) -> Found {
         match self.run(env, input, trigger) {
             Ok(CelValue::Bool(says)) => {
-                if says { Found::Yes } else { Found::No }
+                if says {
+                    Found::Yes
+                } else {
+                    Found::No
+                }
             }
-            Ok(other) => Found::Failed(format!("it says neither true nor false but a value of type {}", other.type_of())),
+            Ok(other) => {
+                Found::Failed(format!("it says neither true nor false but a value of type {}", other.type_of()))
+            }
             Err(fault) => Found::Failed(fault),
         }
     }

@@ -156,7 +156,8 @@ async fn hostile_sources_are_refused_or_evaluated_and_the_process_lives() {
         // Whatever is said of it, something is.
         said(source, r#"{"l": [0], "a": 1}"#).await;
     }
-    let deep = |open: &str, close: &str, levels: usize| format!("{}1{} == 1", open.repeat(levels), close.repeat(levels));
+    let deep =
+        |open: &str, close: &str, levels: usize| format!("{}1{} == 1", open.repeat(levels), close.repeat(levels));
     assert_eq!(said(&deep("(", ")", 32), "{}").await, Found::Yes);
     for levels in [33, 50, 90, 300] {
         let said = said(&deep("(", ")", levels), "{}").await;

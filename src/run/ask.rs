@@ -196,6 +196,9 @@ pub struct Asked {
 pub struct Question {
     /// What is asked.
     pub ask: Ask,
+    /// Whether people have approved it, where they must.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub approved: bool,
     /// The reply, once there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reply: Option<Reply>,
@@ -308,6 +311,9 @@ pub struct Reservation {
     /// The server's name of the question, where it is kept in the receipt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub question: Option<String>,
+    /// The approval by which it is made, where its server waits for it while the call is out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub approval: Option<uuid::Uuid>,
     /// The server that asks.
     pub server: String,
     /// The model that is asked.

@@ -49,7 +49,7 @@ pub enum SamplingApproval {
     /// The rules alone decide.
     #[default]
     Never,
-    /// Somebody must approve; not in this version.
+    /// Somebody must approve.
     Always,
 }
 

@@ -8,6 +8,7 @@ use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
+use super::policy::Judged;
 use super::spec::SideEffectClass;
 use super::time::Timestamp;
 
@@ -63,6 +64,8 @@ pub enum Stage {
         /// What the model is told.
         reason: String,
     },
+    /// Waits for an approval: certainly not sent, and no receipt before it may be.
+    Proposed,
     /// Committed, certainly not sent.
     Pending,
     /// The request may leave, or has left.
@@ -107,6 +110,7 @@ impl Stage {
     pub const fn code(&self) -> &'static str {
         match self {
             Self::Rejected { .. } => "rejected",
+            Self::Proposed => "proposed",
             Self::Pending => "pending",
             Self::Executing { .. } => "executing",
             Self::Waiting { .. } => "waiting",
@@ -120,7 +124,11 @@ impl Stage {
     pub const fn is_settled(&self) -> bool {
         match self {
             Self::Rejected { .. } | Self::Completed { .. } | Self::Failed { .. } => true,
-            Self::Pending | Self::Executing { .. } | Self::Waiting { .. } | Self::Indeterminate { .. } => false,
+            Self::Proposed
+            | Self::Pending
+            | Self::Executing { .. }
+            | Self::Waiting { .. }
+            | Self::Indeterminate { .. } => false,
         }
     }
 }
@@ -146,6 +154,8 @@ pub struct Call {
     pub task: Option<Task>,
     /// What is true of it now.
     pub stage: Stage,
+    /// What the rules said of it; nothing asks them again.
+    pub judged: Judged,
     /// Who decided last how it goes on, when somebody did.
     pub decided_by: Option<Actor>,
     /// When the model's turn was committed.
@@ -170,6 +180,7 @@ impl Call {
         match &self.stage {
             Stage::Executing { .. } => self.task.is_some(),
             Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Waiting { .. }
             | Stage::Completed { .. }
@@ -183,6 +194,7 @@ impl Call {
         match &self.stage {
             Stage::Indeterminate { authorized, .. } => !authorized && !self.repeats_by_itself(),
             Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Waiting { .. }
@@ -203,7 +215,11 @@ impl Call {
             Stage::Pending => true,
             Stage::Waiting { .. } => self.asked.as_ref().is_some_and(|asked| asked.is_answered()),
             Stage::Indeterminate { .. } => !self.is_undecided(),
-            Stage::Rejected { .. } | Stage::Executing { .. } | Stage::Completed { .. } | Stage::Failed { .. } => false,
+            Stage::Rejected { .. }
+            | Stage::Proposed
+            | Stage::Executing { .. }
+            | Stage::Completed { .. }
+            | Stage::Failed { .. } => false,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What one decision writes: applied whole or not at all, under the run's fence and revision.
 
+use super::approval::Approval;
 use super::binding::Binding;
 use super::call::Call;
 use super::envelope::Head;
@@ -32,6 +33,8 @@ pub struct Commit {
     pub calls_made: Vec<Call>,
     /// Calls whose stage changed.
     pub calls_moved: Vec<Call>,
+    /// Approvals that were asked for or changed, whole.
+    pub approvals: Vec<Approval>,
     /// What readers are told, numbered.
     pub events: Vec<Event>,
     /// A new binding revision.

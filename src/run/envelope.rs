@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ask::Asks;
+use super::approval::{Approvals, Subject};
+use super::ask::{Asks, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
 use super::event::UndecidedCall;
@@ -10,7 +11,7 @@ use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
-use super::status::Status;
+use super::status::{Status, SuspendReason};
 use super::time::Timestamp;
 
 /// Everything that is true of a run. Calls of earlier turns are settled and stay in the store.
@@ -98,6 +99,9 @@ pub struct HeadState {
     /// What servers ask of the run, and what their samples used.
     #[serde(default, skip_serializing_if = "Asks::is_empty")]
     pub asks: Asks,
+    /// What waits for votes.
+    #[serde(default, skip_serializing_if = "Approvals::is_empty")]
+    pub approvals: Approvals,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -185,15 +189,40 @@ impl Envelope {
 
     /// Whether a call waits for a person: then no further call of the turn is sent.
     pub fn waits_for_person(&self) -> bool {
-        self.undecided().next().is_some() || self.head.state.asks.open.iter().any(|open| open.question.is_some())
+        self.awaits().is_some()
     }
 
-    /// Whether a call waits for a sample: nothing of it is out, and its server gets the sample with the next attempt.
+    /// Whether people vote on another attempt of a call whose outcome nobody knows.
+    pub fn is_voted_on(&self, call: &Call) -> bool {
+        self.head.state.approvals.open.iter().any(|open| open.call == call.key && open.subject == Subject::Repeat)
+    }
+
+    /// The first of the reasons why people must decide before anything more of the turn is sent.
+    pub fn awaits(&self) -> Option<SuspendReason> {
+        let asks = || self.head.state.asks.open.iter().any(|open| open.question.is_some());
+        let proposed = || self.calls.iter().any(|call| matches!(call.stage, Stage::Proposed));
+        if self.undecided().any(|call| !self.is_voted_on(call)) {
+            Some(SuspendReason::ToolReconciliationRequired)
+        } else if proposed() || self.head.state.approvals.hold_run() {
+            Some(SuspendReason::ApprovalRequired)
+        } else {
+            asks().then_some(SuspendReason::InputRequired)
+        }
+    }
+
+    /// Whether a call waits for a sample that no person must approve any more: nothing of it is out, and its server gets
+    /// the sample with the next attempt.
     pub fn waits_for_sample(&self) -> bool {
-        self.calls.iter().any(|call| {
-            matches!(call.stage, Stage::Waiting { .. })
-                && call.asked.as_ref().is_some_and(|asked| asked.samples().next().is_some())
-        })
+        self.wanted_samples().next().is_some()
+    }
+
+    /// The samples that calls wait for and that no person must approve any more, by the server's names of the questions.
+    pub fn wanted_samples(&self) -> impl Iterator<Item = (CallKey, &String, &SampleRequest)> {
+        let waiting = self.calls.iter().filter(|call| matches!(call.stage, Stage::Waiting { .. }));
+        let asked = waiting.filter_map(|call| Some((call.key, call.asked.as_ref()?)));
+        asked
+            .flat_map(|(key, asked)| asked.samples().map(move |(name, request)| (key, name, request)))
+            .filter(|(key, name, _)| !self.head.state.approvals.is_about_sample(*key, Some(name)))
     }
 
     /// The entry of the server that carries out a call. By the offered name: a resume may have given the entries in

@@ -4,11 +4,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 use utoipa::ToSchema;
 
+use super::approval::Approval;
 use super::ask::{Input, InputAnswered};
 use super::binding::Warning;
 use super::ids::{CallId, RunId};
 use super::message::TurnUsage;
 use super::outcome::ToolError;
+use super::policy::Decision;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::FinishReason;
 use super::time::Timestamp;
@@ -103,6 +105,9 @@ pub enum EventBody {
         /// What the model is told of the rejection.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+        /// For a rejected call: what the policies decided about it, where any are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        policy: Option<Decision>,
         /// Milliseconds from the receipt to the answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         duration_ms: Option<i64>,
@@ -122,6 +127,16 @@ pub enum EventBody {
         resolution: String,
         /// Who decided.
         actor: String,
+    },
+    /// A call waits for votes.
+    ApprovalRequested {
+        /// The approval.
+        approval: Box<Approval>,
+    },
+    /// Votes, or the run's end, decided an approval.
+    ApprovalDecided {
+        /// The approval.
+        approval: Box<Approval>,
     },
     /// A server asks a person.
     InputRequested {
@@ -204,6 +219,8 @@ impl EventBody {
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
             Self::ReconciliationDecided { .. } => "reconciliation-decided",
+            Self::ApprovalRequested { .. } => "approval-requested",
+            Self::ApprovalDecided { .. } => "approval-decided",
             Self::InputRequested { .. } => "input-requested",
             Self::InputAnswered { .. } => "input-answered",
             Self::Sampling { .. } => "sampling",

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use uuid::Uuid;
 
+use super::approval::{Requirement, TIMEOUT_ACTOR, Verdict, Voter};
 use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
@@ -10,6 +12,7 @@ use super::event::{Part, Progress};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Outcome, ToolError};
+use super::policy::Judged;
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
 use super::time::Timestamp;
@@ -85,6 +88,18 @@ pub enum Fact {
     Resumed(Box<Resume>),
     /// A person said what became of a call whose outcome nobody knew, or allowed one more attempt.
     Reconciled(Box<Reconciliation>),
+    /// A person voted on what waits for an approval.
+    Voted {
+        /// The vote.
+        cast: Box<CastVote>,
+        /// What the gate says of changed arguments, where the vote brings some.
+        ruling: Option<Box<Ruling>>,
+    },
+    /// Nobody decided an approval in time.
+    ApprovalExpired {
+        /// Which.
+        approval: Uuid,
+    },
     /// The server of a call that is out asks a person.
     InputAsked {
         /// Which call.
@@ -123,6 +138,51 @@ pub enum Fact {
     Cancelled,
 }
 
+/// A person's vote on an approval.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CastVote {
+    /// Who votes.
+    pub voter: Voter,
+    /// On which.
+    pub approval: Uuid,
+    /// What they say.
+    pub decision: Verdict,
+    /// Why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comment: Option<String>,
+    /// Other arguments than those that were voted on so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Value>,
+}
+
+/// What was left about an approval with the owner of its run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeftVote {
+    /// A person's vote.
+    Cast(Box<CastVote>),
+    /// Nobody decided it in time.
+    Expired(Uuid),
+}
+
+impl LeftVote {
+    /// Which approval it is about.
+    pub const fn approval(&self) -> Uuid {
+        match self {
+            Self::Cast(cast) => cast.approval,
+            Self::Expired(approval) => *approval,
+        }
+    }
+
+    /// Whose it is.
+    pub fn actor(&self) -> &str {
+        match self {
+            Self::Cast(cast) => cast.voter.actor.as_str(),
+            Self::Expired(_) => TIMEOUT_ACTOR,
+        }
+    }
+}
+
 /// A person's answer to a server's question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputAnswer {
@@ -154,7 +214,7 @@ pub enum SampleEnd {
     },
 }
 
-/// What the gate says of a call that the model wrote.
+/// What the gate says of a call: a value, made in one place and applied in another.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ruling {
     /// It may cross the boundary.
@@ -163,15 +223,30 @@ pub enum Ruling {
         target: CallTarget,
         /// The arguments, an object.
         input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
     },
-    /// It may not: unknown tool, invalid arguments.
+    /// It may, once people have approved it.
+    Ask {
+        /// Where it goes.
+        target: CallTarget,
+        /// The arguments, an object.
+        input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
+        /// What that takes.
+        requirement: Box<Requirement>,
+    },
+    /// It may not: unknown tool, invalid arguments, a rule that denies.
     Reject {
         /// Which rule refused it.
-        rule: &'static str,
+        rule: String,
         /// What the model is told.
         reason: String,
         /// The arguments; text where they are no JSON object.
         input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
     },
 }
 
@@ -182,6 +257,8 @@ pub struct Resume {
     pub actor: Actor,
     /// Calls that may be sent once more.
     pub retry: Vec<CallRef>,
+    /// Votes on what waits for an approval, with what the gate says of changed arguments.
+    pub votes: Vec<(CastVote, Option<Ruling>)>,
     /// What the servers serve now, with the entries that the caller gave or the run's own.
     pub served: Binding,
     /// What reading them brought up.

@@ -1,5 +1,7 @@
 //! Why the state of a run does not admit a fact.
 
+use uuid::Uuid;
+
 use super::binding::Drift;
 use super::ids::CallId;
 
@@ -35,6 +37,21 @@ pub enum Refusal {
     /// The server's question was answered, or nobody waits for its answer any more.
     #[error("the question does not wait for an answer any more")]
     AlreadyAnswered,
+    /// The approval was decided, or belongs to a call of another turn.
+    #[error("the approval is decided")]
+    AlreadyDecided(Uuid),
+    /// A vote names a call that nobody is asked about.
+    #[error("the run has no approval of the call {}", .0.as_str())]
+    NoApproval(CallId),
+    /// This actor's vote counts already.
+    #[error("this actor has voted on it")]
+    AlreadyVoted,
+    /// The rule asks for other people's votes.
+    #[error("the rule does not let this actor vote on it")]
+    NotAnApprover,
+    /// The rule does not let a vote change arguments.
+    #[error("the rule does not let a vote change the arguments")]
+    ArgumentsFixed,
     /// The run is driven, or waits for somebody.
     #[error("the run has not ended")]
     RunNotEnded,
@@ -61,6 +78,11 @@ impl Refusal {
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
             Self::AlreadyAnswered => "already-answered",
+            Self::AlreadyDecided(_) => "already-decided",
+            Self::NoApproval(_) => "no-such-approval",
+            Self::AlreadyVoted => "already-voted",
+            Self::NotAnApprover => "not-an-approver",
+            Self::ArgumentsFixed => "arguments-fixed",
             Self::RunNotEnded => "run-not-ended",
             Self::CallsUndecided => "calls-undecided",
             Self::NothingDecided => "nothing-decided",

@@ -1,6 +1,7 @@
 //! Whether a server may have a model asked: policy, then approval, then the run's budget. In this order, and the first
 //! that refuses says why.
 
+use super::approval::{ApprovalRule, Requirement};
 use super::ask::SampleRequest;
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
@@ -58,11 +59,26 @@ impl Denial {
     }
 }
 
-/// The tokens to reserve for a sample.
+/// What comes before a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// People must approve it.
+    Ask(Requirement),
+    /// So many tokens are reserved, and it is made.
+    Reserve(u64),
+}
+
+/// What comes before a sample that people have `approved`, or not been asked about.
 ///
 /// # Errors
 /// Why it is not made.
-pub fn rule(envelope: &Envelope, entry: &McpEntry, request: &SampleRequest, now: Timestamp) -> Result<u64, Denial> {
+pub fn rule(
+    envelope: &Envelope,
+    entry: &McpEntry,
+    request: &SampleRequest,
+    approved: bool,
+    now: Timestamp,
+) -> Result<Admission, Denial> {
     let sampling = entry.sampling.as_ref().ok_or(Denial::NotOffered)?;
     let model = &sampling.model.name;
     if sampling.allowed_models.as_ref().is_some_and(|allowed| !allowed.contains(model)) {
@@ -73,17 +89,22 @@ pub fn rule(envelope: &Envelope, entry: &McpEntry, request: &SampleRequest, now:
     if limits.max_duration_s.is_some_and(|most| worked_s >= most) {
         return Err(Denial::Deadline);
     }
-    match sampling.approval {
-        SamplingApproval::Never => {}
-        // Nobody can be asked yet: what needs a word and has none is refused.
-        SamplingApproval::Always => return Err(Denial::Approval),
-    }
+    // Before people are asked: nobody is bothered with what no word of theirs could allow.
     if let Some(most) = sampling.max_tokens.filter(|most| request.max_tokens > *most) {
         return Err(Denial::MaxTokens { asked: request.max_tokens, most });
+    }
+    match sampling.approval {
+        SamplingApproval::Always if !approved => return Ok(Admission::Ask(requirement(entry, model))),
+        SamplingApproval::Always | SamplingApproval::Never => {}
     }
     let cost = request.cost();
     match envelope.tokens_left() {
         Some(left) if cost > left => Err(Denial::Budget { cost, left }),
-        Some(_) | None => Ok(cost),
+        Some(_) | None => Ok(Admission::Reserve(cost)),
     }
+}
+
+fn requirement(entry: &McpEntry, model: &str) -> Requirement {
+    let reason = format!("The MCP server {} asks for a sample of the model {model}.", entry.label());
+    Requirement::new(ApprovalRule::default(), "sampling.approval", reason)
 }

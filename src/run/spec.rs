@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::agent::RunAgent;
+use super::approval::RequireApproval;
 use super::asking::{Elicitation, Sampling};
 pub use super::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 pub use super::limits::Limits;
@@ -304,6 +305,9 @@ pub struct McpEntry {
     /// Rules of the server's registration for calls to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
+    /// Tools whose calls wait for an approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub require_approval: Option<RequireApproval>,
     /// `false`: an unreachable server is a warning.
     #[serde(default = "required_default")]
     pub required: bool,

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum SuspendReason {
     /// A call may or may not have had its effect.
     ToolReconciliationRequired,
+    /// A call waits for votes.
+    ApprovalRequired,
     /// A server asked for input that only a person can give.
     InputRequired,
     /// The servers' tools differ from the record, and no caller was there to decide.
@@ -79,6 +81,7 @@ macro_rules! codes {
 
 codes!(SuspendReason {
     ToolReconciliationRequired => "tool-reconciliation-required",
+    ApprovalRequired => "approval-required",
     InputRequired => "input-required",
     McpCatalogChanged => "mcp-catalog-changed",
     McpUnreachable => "mcp-unreachable",

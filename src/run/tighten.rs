@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::approval::RequireApproval;
 use super::asking::Elicitation;
 use super::binding::Hints;
 use super::spec::{McpEntry, PerTool, Replay, SideEffectClass, Timeouts};
@@ -28,6 +29,8 @@ pub struct Beside {
     pub required: Option<bool>,
     /// `deny` where the registration says `ask`.
     pub elicitation: Option<Elicitation>,
+    /// Tools that wait for an approval besides the registered ones.
+    pub require_approval: Option<RequireApproval>,
     /// Shorter limits, in milliseconds.
     pub connect_ms: Option<u64>,
     /// Shorter limits, in milliseconds.
@@ -103,6 +106,10 @@ pub fn tighten(server: &str, registered: &McpEntry, beside: Beside) -> Result<Mc
         input_schemas: both(registered.input_schemas.clone(), beside.input_schemas),
         elicitation: beside.elicitation.unwrap_or(registered.elicitation),
         trust_annotations: beside.trust_annotations.unwrap_or(registered.trust_annotations),
+        require_approval: match (registered.require_approval.clone(), beside.require_approval) {
+            (Some(registered), Some(own)) => Some(registered.and(own)),
+            (registered, own) => registered.or(own),
+        },
         own_class: beside.side_effect_class,
         required: beside.required.unwrap_or(registered.required),
         timeouts,

@@ -225,6 +225,11 @@ impl KeyRing {
         self.keys().map(|key| key.derived(purpose)).collect()
     }
 
+    /// The same, each with the id of its master key.
+    pub fn named_signing_keys(&self, purpose: &str) -> Vec<(String, hmac::Key)> {
+        self.keys().map(|key| (key.id.clone(), key.derived(purpose))).collect()
+    }
+
     fn keys(&self) -> impl Iterator<Item = &MasterKey> {
         std::iter::once(&self.first).chain(&self.rest)
     }

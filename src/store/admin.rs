@@ -5,8 +5,9 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Page, RunFilter, StoreError};
+use crate::run::approval::Approval;
 use crate::run::call::Call;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 
@@ -93,6 +94,28 @@ pub struct ReceiptPlace {
     pub key: CallKey,
 }
 
+/// An approval as it is kept.
+#[derive(Clone, Debug)]
+pub struct KeptApproval {
+    /// The run's internal identity.
+    pub uid: RunUid,
+    /// The approval.
+    pub approval: Approval,
+    /// Whether it is pending and its time is over, by the database clock.
+    pub is_due: bool,
+}
+
+/// An approval that a deadline decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueApproval {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Which.
+    pub id: Uuid,
+    /// When its time was over.
+    pub expires_at: Timestamp,
+}
+
 /// What administrators need of the store. The tenant comes first everywhere.
 #[async_trait]
 pub trait AdminStore: Send + Sync {
@@ -134,4 +157,30 @@ pub trait AdminStore: Send + Sync {
         after: Option<PlaceInTime>,
         limit: u32,
     ) -> Result<Page<AuditRow>, StoreError>;
+    /// Approvals, newest first: of this status, of this run.
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError>;
+    /// One approval.
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError>;
+    /// Pending approvals of all tenants whose time is over by the database clock, the longest over first, strictly after
+    /// `after`.
+    async fn approval_due_list(
+        &self,
+        after: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<DueApproval>, StoreError>;
+    /// Leaves a vote with the node that owns the run, beside its row of the audit. The first of an actor stays: `Decided`
+    /// where there is another one.
+    async fn vote_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        vote: &LeftVote,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError>;
 }

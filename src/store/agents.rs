@@ -222,7 +222,9 @@ pub(super) fn next_deployment(
                 return Err(Deployed::Already(current.clone()));
             }
             let back = match given {
-                Some(version) => deployments.iter().find(|earlier| earlier.version == *version).ok_or(Deployed::NoVersion)?,
+                Some(version) => {
+                    deployments.iter().find(|earlier| earlier.version == *version).ok_or(Deployed::NoVersion)?
+                }
                 None => {
                     let earlier = |earlier: &&Deployment| Some(earlier.number) == current.before;
                     deployments.iter().find(earlier).ok_or(Deployed::Nothing)?

@@ -11,6 +11,7 @@ use crate::run::ask::Asked;
 use crate::run::call::{Call, CallTarget, Stage, Task};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
+use crate::run::policy::Judged;
 use crate::run::time::Timestamp;
 
 /// A call without its arguments and its result.
@@ -29,6 +30,8 @@ struct CallDocument {
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
+    #[serde(default, skip_serializing_if = "Judged::is_empty")]
+    judged: Judged,
     created_at: Timestamp,
 }
 
@@ -37,6 +40,7 @@ struct CallDocument {
 #[serde(tag = "stage", rename_all = "kebab-case")]
 enum StageDocument {
     Rejected { rule: String, reason: String },
+    Proposed,
     Pending,
     Executing { since: Timestamp },
     Waiting { since: Timestamp },
@@ -70,6 +74,7 @@ impl CallRow {
         let undecided_since = match &call.stage {
             Stage::Indeterminate { since, .. } => Some(since.as_millis()),
             Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Waiting { .. }
@@ -86,6 +91,7 @@ impl CallRow {
             task: call.task.clone(),
             stage,
             decided_by: call.decided_by.clone(),
+            judged: call.judged.clone(),
             created_at: call.created_at,
         };
         let mut places = Places::new();
@@ -118,6 +124,7 @@ fn split_stage(stage: &Stage) -> (StageDocument, Option<&Value>) {
         Stage::Rejected { rule, reason } => {
             (StageDocument::Rejected { rule: rule.clone(), reason: reason.clone() }, None)
         }
+        Stage::Proposed => (StageDocument::Proposed, None),
         Stage::Pending => (StageDocument::Pending, None),
         Stage::Executing { since } => (StageDocument::Executing { since: *since }, None),
         Stage::Waiting { since } => (StageDocument::Waiting { since: *since }, None),
@@ -195,6 +202,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
     let output = output.map(|text| json_value("call output", text)).transpose()?;
     let stage = match document.stage {
         StageDocument::Rejected { rule, reason } => Stage::Rejected { rule, reason },
+        StageDocument::Proposed => Stage::Proposed,
         StageDocument::Pending => Stage::Pending,
         StageDocument::Executing { since } => Stage::Executing { since },
         StageDocument::Waiting { since } => Stage::Waiting { since },
@@ -215,6 +223,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         asked: document.asked,
         task: document.task,
         decided_by: document.decided_by,
+        judged: document.judged,
         stage,
         created_at: document.created_at,
     })

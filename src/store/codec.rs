@@ -17,7 +17,7 @@ use super::calls::CallText;
 use super::{AuditRow, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, RunId, RunUid};
 use crate::run::message::Message;
 use crate::run::status::Status;
@@ -168,9 +168,10 @@ pub(super) fn wishes(
     cancel: Option<String>,
     decisions: Vec<(Timestamp, Reconciliation)>,
     answers: Vec<InputAnswer>,
+    votes: Vec<LeftVote>,
 ) -> Result<Wishes, StoreError> {
     let cancel_requested_by = cancel.map(|by| named("actor", Actor::parse(by))).transpose()?;
-    Ok(Wishes { cancel_requested_by, decisions, answers })
+    Ok(Wishes { cancel_requested_by, decisions, answers, votes })
 }
 
 /// A row of the audit as it is read: at, id, actor, action, subject, run, detail.

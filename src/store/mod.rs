@@ -29,8 +29,11 @@ mod sqlite;
 pub mod tokens;
 pub mod wake;
 
+pub use admin::{
+    AdminStore, AuditFilter, AuditRow, DueApproval, FoundCall, KeptApproval, Left, PlaceInTime, ReceiptFilter,
+    ReceiptPlace,
+};
 pub use agents::AgentStore;
-pub use admin::{AdminStore, AuditFilter, AuditRow, FoundCall, Left, PlaceInTime, ReceiptFilter, ReceiptPlace};
 pub use feed::FeedEvent;
 use open::migrate;
 pub use open::{open, open_for};

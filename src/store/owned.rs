@@ -4,7 +4,7 @@ use async_trait::async_trait;
 
 use super::{CommitRows, StoreError};
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 
@@ -96,6 +96,8 @@ pub struct Wishes {
     pub decisions: Vec<(Timestamp, Reconciliation)>,
     /// What people answered to its servers' questions, in any order; those that are closed by now among them.
     pub answers: Vec<InputAnswer>,
+    /// Votes, those on what is decided by now among them.
+    pub votes: Vec<LeftVote>,
 }
 
 /// How long a dead node is remembered, in milliseconds; by then it has learned that it is dead, or is gone.

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use super::blobs::{self, Cuttings, Places};
 use super::calls::CallRow;
 use super::codec::{encode, stored_event};
 use super::{Admission, StoreError, StoredEvent};
+use crate::run::approval::Approval;
 use crate::run::commit::{Commit, Next};
 use crate::run::event::Event;
 use crate::run::ids::CallKey;
@@ -55,6 +58,41 @@ impl MessageRow {
     }
 }
 
+/// A row of `approvals`.
+#[derive(Clone, Debug)]
+pub(super) struct ApprovalRow {
+    pub(super) id: Uuid,
+    pub(super) status: &'static str,
+    pub(super) created_at: i64,
+    pub(super) expires_at: Option<i64>,
+    pub(super) body: String,
+}
+
+impl ApprovalRow {
+    fn encode(approval: &Approval) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: approval.id,
+            status: approval.status.code(),
+            created_at: approval.created_at.as_millis(),
+            expires_at: approval.expires_at.map(Timestamp::as_millis),
+            body: encode("approval", approval)?,
+        })
+    }
+
+    /// All of them as one text; the documents stay as they are written, so no number loses digits.
+    fn array(approvals: &[Approval]) -> Result<Option<String>, StoreError> {
+        let element = |approval: &Approval| {
+            let Self { id, status, created_at, expires_at, body } = Self::encode(approval)?;
+            let expires_at = expires_at.map_or_else(|| "null".to_owned(), |at| at.to_string());
+            Ok(format!(
+                r#"{{"id":"{id}","status":"{status}","created_at":{created_at},"expires_at":{expires_at},"body":{body}}}"#
+            ))
+        };
+        let elements = approvals.iter().map(element).collect::<Result<Vec<String>, StoreError>>()?;
+        Ok((!elements.is_empty()).then(|| format!("[{}]", elements.join(","))))
+    }
+}
+
 /// One commit as rows. Made by the writer's own task, so that the one task that talks to the database only copies.
 #[derive(Clone, Debug)]
 pub struct CommitRows {
@@ -79,6 +117,9 @@ pub struct CommitRows {
     pub(super) calls: Vec<CallRow>,
     pub(super) events: Vec<EventRow>,
     pub(super) binding: Option<(i64, String)>,
+    pub(super) approvals: Vec<ApprovalRow>,
+    /// The same as one JSON array; `None`: there are none.
+    pub(super) asked: Option<String>,
     /// The big values of all rows.
     pub(super) blobs: Cuttings,
 }
@@ -120,6 +161,8 @@ impl CommitRows {
                 Some(binding) => Some((i64::from(binding.revision), encode("binding", binding)?)),
                 None => None,
             },
+            asked: ApprovalRow::array(&commit.approvals)?,
+            approvals: commit.approvals.iter().map(ApprovalRow::encode).collect::<Result<_, _>>()?,
             blobs: cuttings,
         })
     }
@@ -145,7 +188,7 @@ impl CommitRows {
     /// How many rows it writes.
     pub(super) fn rows(&self) -> usize {
         let rows = self.messages.len() + self.calls.len() + self.events.len() + self.blobs.len();
-        1 + rows + usize::from(self.binding.is_some())
+        1 + rows + self.approvals.len() + usize::from(self.binding.is_some())
     }
 
     /// About how many bytes it writes.

@@ -11,6 +11,7 @@ mod model;
 mod oauth;
 mod protocol;
 mod registry;
+mod rules;
 mod runs;
 mod servers;
 mod source;

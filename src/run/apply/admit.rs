@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use super::{leg, proceed};
+use crate::run::approval::Approvals;
 use crate::run::ask::Asks;
 use crate::run::binding::{Binding, Warning};
 use crate::run::commit::Commit;
@@ -48,6 +49,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         asks: Asks::default(),
         model_failures: 0,
         catalog_failures: 0,
+        approvals: Approvals::default(),
         limits: None,
         worked_ms: 0,
         leg_began_at: None,

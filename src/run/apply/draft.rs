@@ -1,5 +1,6 @@
 //! A commit while it is written: every change of the envelope leaves its row or its event here.
 
+use crate::run::approval::Approval;
 use crate::run::binding::{Binding, Drift, Warning};
 use crate::run::call::{Call, Stage, Task};
 use crate::run::commit::{Commit, Next};
@@ -18,6 +19,7 @@ pub(super) struct Draft<'a> {
     messages: Vec<Message>,
     made: Vec<CallKey>,
     moved: Vec<CallKey>,
+    approvals: Vec<Approval>,
     events: Vec<Event>,
     binding: Option<Binding>,
     sends: Vec<CallKey>,
@@ -33,6 +35,7 @@ impl<'a> Draft<'a> {
             messages: Vec::new(),
             made: Vec::new(),
             moved: Vec::new(),
+            approvals: Vec::new(),
             events: Vec::new(),
             binding: None,
             sends: Vec::new(),
@@ -43,6 +46,12 @@ impl<'a> Draft<'a> {
         let seq = self.envelope.head.last_seq.saturating_add(1);
         self.envelope.head.last_seq = seq;
         self.events.push(Event { body, run_id: self.envelope.id.clone(), seq, at: self.now });
+    }
+
+    /// Writes the row of an approval as it stands now.
+    pub(super) fn keep_approval(&mut self, approval: &Approval) {
+        self.approvals.retain(|kept| kept.id != approval.id);
+        self.approvals.push(approval.clone());
     }
 
     pub(super) fn part(&mut self, turn: u32, part: Part) {
@@ -165,6 +174,7 @@ impl<'a> Draft<'a> {
 
     /// Ends the run; `result` is its last event.
     pub(super) fn finish(&mut self, status: Status) {
+        self.cancel_approvals_of(|_| true);
         self.envelope.head.status = status;
         self.envelope.head.finished_at = Some(self.now);
         self.leave();
@@ -213,6 +223,7 @@ impl<'a> Draft<'a> {
             messages: self.messages,
             calls_made: pick(&self.made),
             calls_moved: pick(&self.moved),
+            approvals: self.approvals,
             events: self.events,
             binding: self.binding,
             sends: self.sends,

@@ -118,7 +118,7 @@ pub(super) fn required(draft: &mut Draft<'_>, key: CallKey, questions: Questions
             Ask::Roots => Some(Reply::Roots),
             Ask::Sample(_) => None,
         };
-        kept.insert(name, Question { ask, reply });
+        kept.insert(name, Question { ask, approved: false, reply });
     }
     // The call is answered: what its server asked while it was out ends with that.
     draft.end_asks(key);
@@ -177,6 +177,7 @@ impl Draft<'_> {
         for open in open {
             self.end_input(&open, InputAction::Cancel, None, Some("call-ended"));
         }
+        self.cancel_approvals_of(|call| call.key == key);
         self.drop_reservations_of(|reserved| reserved.call == key);
     }
 

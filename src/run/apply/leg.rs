@@ -132,7 +132,7 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
 }
 
 /// Nothing more is sent: every call that was started gets its end before the run's, and what never left has failed.
-fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
+pub(super) fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
     let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;
@@ -141,7 +141,7 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
         draft.event(settle::ended(call, None));
     }
     let pending: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Pending)).map(|call| call.key).collect();
+        draft.envelope.calls.iter().filter(|call| is_unsent(call)).map(|call| call.key).collect();
     for key in pending {
         settle::fail(draft, key, ToolError::new("cancelled", unsent), None);
     }
@@ -151,6 +151,11 @@ fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
         settle::fail(draft, key, inputs::abandoned(), None);
     }
     withdraw(draft);
+}
+
+/// Whether the call was not sent, and would have been.
+const fn is_unsent(call: &Call) -> bool {
+    matches!(call.stage, Stage::Proposed | Stage::Pending)
 }
 
 /// Whether the outcome is unknown and the call would have been sent again without anybody's word.
@@ -168,6 +173,7 @@ fn withdraw(draft: &mut Draft<'_>) {
             Stage::Indeterminate { cause, since, authorized: true } => Some((call.key, *cause, *since)),
             Stage::Indeterminate { .. }
             | Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Waiting { .. }

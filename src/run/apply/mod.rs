@@ -5,6 +5,7 @@
 //! commit as the fact.
 
 mod admit;
+mod approvals;
 mod draft;
 mod inputs;
 mod leg;
@@ -14,6 +15,7 @@ mod refresh;
 mod resume;
 mod sampling;
 mod settle;
+mod trouble;
 mod turn;
 
 pub use admit::{NewRun, admit};
@@ -49,6 +51,8 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnUnstorable { usage } => turn::unstorable(envelope, usage, now),
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
+        Fact::Voted { cast, ruling } => approvals::voted(envelope, *cast, ruling.map(|ruling| *ruling), now),
+        Fact::ApprovalExpired { approval } => approvals::expired(envelope, approval, now),
         Fact::InputAsked { key, ask, expires_at } => inputs::asked(envelope, key, ask, expires_at, now),
         Fact::InputAnswered(answer) => inputs::answered(envelope, *answer, now),
         Fact::InputClosed { input_id, reason } => inputs::closed(envelope, &input_id, reason, now),

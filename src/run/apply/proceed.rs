@@ -1,15 +1,16 @@
 //! Brings a working run as far as it goes by rules alone.
 
 use super::draft::Draft;
+use super::trouble;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason, SuspendReason};
+use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
 use crate::run::tool_result::model_text;
 
@@ -19,7 +20,7 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
     let samples = draft.envelope.waits_for_sample();
     if draft.envelope.waits_for_person() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
-        if executing == 0 && !samples {
+        if executing == 0 && !samples && !trouble::fails(draft) {
             rest(draft);
         }
         return;
@@ -39,12 +40,14 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
-    let calls = draft.envelope.undecided_calls();
-    if calls.is_empty() {
-        draft.suspend(SuspendReason::InputRequired);
-    } else {
+    let envelope = &*draft.envelope;
+    let calls: Vec<_> =
+        envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
+    if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
-        draft.suspend(SuspendReason::ToolReconciliationRequired);
+    }
+    if let Some(reason) = draft.envelope.awaits() {
+        draft.suspend(reason);
     }
 }
 
@@ -74,7 +77,11 @@ fn result(call: &Call) -> Option<Content> {
         Stage::Rejected { reason, .. } => (reason.clone().into(), true),
         Stage::Completed { output, .. } => (model_text(output), false),
         Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Pending | Stage::Executing { .. } | Stage::Waiting { .. } | Stage::Indeterminate { .. } => return None,
+        Stage::Proposed
+        | Stage::Pending
+        | Stage::Executing { .. }
+        | Stage::Waiting { .. }
+        | Stage::Indeterminate { .. } => return None,
     };
     Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
 }

@@ -12,7 +12,7 @@ use crate::run::event::EventBody;
 use crate::run::fact::{Reconciliation, Resolution};
 use crate::run::ids::{Actor, CallKey};
 use crate::run::refusal::Refusal;
-use crate::run::status::{Status, SuspendReason};
+use crate::run::status::Status;
 use crate::run::time::Timestamp;
 
 pub(super) fn reconciled(envelope: &mut Envelope, decided: Reconciliation, now: Timestamp) -> Result<Commit, Refusal> {
@@ -55,6 +55,8 @@ pub(super) fn authorize(draft: &mut Draft<'_>, key: CallKey, actor: &Actor) {
 fn decide(draft: &mut Draft<'_>, key: CallKey, actor: &Actor, resolution: &str, ended: bool) {
     let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
     call.decided_by = Some(actor.clone());
+    draft.cancel_approvals_of(|call| call.key == key);
+    let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
     let call_id = call.call_id.clone();
     if !ended {
         let (turn, resolution, actor) = (key.turn, resolution.to_owned(), actor.to_string());
@@ -75,23 +77,15 @@ pub(super) fn go_on(draft: &mut Draft<'_>) {
     draft.progress();
     match (draft.envelope.head.status, draft.envelope.leg) {
         (Status::Suspended(_), _) if !draft.envelope.waits_for_person() => draft.status(Status::Queued),
-        // What is left to decide is of another kind.
-        (Status::Suspended(SuspendReason::ToolReconciliationRequired), _)
-            if draft.envelope.undecided().next().is_none() =>
-        {
-            draft.status(Status::Suspended(SuspendReason::InputRequired));
+        (Status::Suspended(told), _) => {
+            // What is left to decide may be of another kind.
+            if let Some(reason) = draft.envelope.awaits().filter(|reason| *reason != told) {
+                draft.status(Status::Suspended(reason));
+            }
         }
         (Status::Running, Leg::Working) => proceed::proceed(draft),
         // A leg that begins, compares catalogs or ends looks at the calls when it has done so.
         (Status::Running, Leg::Outside | Leg::CheckingCatalog | Leg::Cancelling)
-        | (
-            Status::Suspended(_)
-            | Status::Queued
-            | Status::Completed
-            | Status::Stopped(_)
-            | Status::Failed
-            | Status::Cancelled,
-            _,
-        ) => {}
+        | (Status::Queued | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled, _) => {}
     }
 }

@@ -1,7 +1,7 @@
 //! A caller resumes a run that nobody drives. What it decides is kept even if the run must go on waiting.
 
 use super::draft::Draft;
-use super::reconcile;
+use super::{approvals, reconcile};
 use crate::run::binding::{Binding, Drift, Warning, WarningKind};
 use crate::run::call::{Backend, Call};
 use crate::run::commit::Commit;
@@ -10,7 +10,7 @@ use crate::run::fact::{CallRef, Resume};
 use crate::run::ids::{CallId, CallKey};
 use crate::run::refusal::Refusal;
 use crate::run::spec::CatalogPolicy;
-use crate::run::status::{Status, SuspendReason};
+use crate::run::status::Status;
 use crate::run::time::Timestamp;
 
 pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -> Result<Commit, Refusal> {
@@ -29,10 +29,14 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         refuse_drift(envelope, drift, &resume)?;
     }
     let authorized = authorized(envelope, &resume.retry);
-    let asks = envelope.head.state.asks.open.iter().any(|open| open.question.is_some());
-    let waits = asks || envelope.undecided().any(|call| !authorized.contains(&call.key));
+    for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
+        approvals::check(envelope, vote, ruling.as_ref())?;
+        if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
+            return Err(Refusal::AlreadyVoted);
+        }
+    }
     let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
-    if waits && authorized.is_empty() && !tightens {
+    if envelope.waits_for_person() && authorized.is_empty() && resume.votes.is_empty() && !tightens {
         return Err(Refusal::NothingDecided);
     }
     let mut draft = Draft::new(envelope, now);
@@ -42,6 +46,13 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     if let Some(limits) = resume.limits {
         draft.envelope.head.state.limits = Some(limits);
     }
+    for (vote, ruling) in resume.votes {
+        approvals::take(&mut draft, vote, ruling);
+    }
+    if draft.envelope.head.status.is_terminal() {
+        return Ok(draft.commit());
+    }
+    let waits = draft.envelope.waits_for_person();
     match drift {
         // A resume that must go on waiting records nothing: the one that goes on does.
         Some(_) if waits => {}
@@ -52,10 +63,12 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         None => {}
     }
     draft.progress();
-    if !waits {
-        draft.status(Status::Queued);
-    } else if draft.envelope.undecided().next().is_none() {
-        draft.status(Status::Suspended(SuspendReason::InputRequired));
+    match draft.envelope.awaits() {
+        None => draft.status(Status::Queued),
+        Some(reason) if draft.envelope.head.status != Status::Suspended(reason) => {
+            draft.status(Status::Suspended(reason));
+        }
+        Some(_) => {}
     }
     Ok(draft.commit())
 }

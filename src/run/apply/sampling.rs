@@ -1,9 +1,12 @@
-//! A server asks for a sample. What the sample may use is reserved in the same commit that admits it, so that the run
+//! A server asks for a sample. Where people must approve it they are asked first, and nothing is reserved meanwhile. What the sample may use is reserved in the same commit that admits it, so that the run
 //! and all of its samples together are never admitted past the budget; a reservation ends with its sample, with its
 //! call, or with its leg.
 
+use uuid::Uuid;
+
 use super::draft::Draft;
-use super::{proceed, settle};
+use super::{approvals, proceed, settle};
+use crate::run::approval::{Subject, Verdict};
 use crate::run::ask::{Reply, Reservation, SampleRequest};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
@@ -14,7 +17,7 @@ use crate::run::ids::{CallId, CallKey};
 use crate::run::message::TurnUsage;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
-use crate::run::sampling::{Denial, rule};
+use crate::run::sampling::{Admission, Denial, rule};
 use crate::run::time::Timestamp;
 
 /// Reserves what the sample may use, or says why it is not made.
@@ -28,30 +31,104 @@ pub(super) fn asked(
     let Some(call) = envelope.calls.iter().find(|call| call.key == key && lets_ask(call, question.as_deref())) else {
         return Err(Refusal::Impossible("no call is there that lets its server ask"));
     };
-    let Some(entry) = envelope.entry_of(call) else { return Err(Refusal::Impossible("a call has its entry")) };
-    let server = call.target.as_ref().map(|target| target.server.clone()).unwrap_or_default();
-    let model = entry.sampling.as_ref().map(|sampling| sampling.model.name.clone()).unwrap_or_default();
-    let ruled = rule(envelope, entry, request, now);
     let call_id = call.call_id.clone();
+    let approved = question.as_deref().is_some_and(|name| is_approved(call, name));
+    if envelope.entry_of(call).is_none() {
+        return Err(Refusal::Impossible("a call has its entry"));
+    }
+    if question.is_some() && envelope.head.state.approvals.is_about_sample(key, question.as_deref()) {
+        return Err(Refusal::Impossible("people are asked about the sample"));
+    }
     let mut draft = Draft::new(envelope, now);
-    match ruled {
-        Ok(tokens) => {
-            let asks = &mut draft.envelope.head.state.asks;
-            asks.samples = asks.samples.saturating_add(1);
-            let reserved = Reservation { sample: asks.samples, call: key, question, server, model, tokens };
-            asks.reserved.push(reserved.clone());
-            let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
-            draft.tell_sampling(&reserved, &call_id, "reserved", told);
+    match rule_on(&draft, key, request, approved) {
+        Ok(Admission::Reserve(tokens)) => reserve(&mut draft, (key, &call_id), question, tokens, None),
+        Ok(Admission::Ask(requirement)) => {
+            let kept = question.is_some();
+            let subject = Subject::Sample { question, request: Box::new(request.clone()) };
+            approvals::ask(&mut draft, key, subject, requirement);
+            if kept {
+                go_on(&mut draft);
+            }
         }
         Err(denial) => {
-            let refused = Reservation { sample: 0, call: key, question: None, server, model, tokens: 0 };
-            draft.tell_sampling(&refused, &call_id, "refused", Told::why(denial.code(), denial.to_string()));
+            tell_refused(&mut draft, (key, &call_id), &denial);
             if question.is_some() {
-                refuse(&mut draft, key, &denial);
+                fail_refused(&mut draft, key, &denial);
+                go_on(&mut draft);
             }
         }
     }
     Ok(draft.commit())
+}
+
+/// People approved a sample, or did not. One that is kept in the receipt is made by whoever drives the run next; one
+/// whose call is out is reserved at once, since its server waits.
+pub(super) fn voted(
+    draft: &mut Draft<'_>,
+    key: CallKey,
+    question: Option<String>,
+    request: &SampleRequest,
+    (approval, verdict): (Uuid, Verdict),
+) {
+    let Some(call_id) = draft.envelope.calls.iter().find(|call| call.key == key).map(|call| call.call_id.clone())
+    else {
+        return;
+    };
+    match (verdict, question) {
+        (Verdict::Approve, Some(name)) => draft.approve_sample(key, &name),
+        (Verdict::Approve, None) => match rule_on(draft, key, request, true) {
+            Ok(Admission::Reserve(tokens)) => reserve(draft, (key, &call_id), None, tokens, Some(approval)),
+            Ok(Admission::Ask(_)) => tell_refused(draft, (key, &call_id), &Denial::Approval),
+            Err(denial) => tell_refused(draft, (key, &call_id), &denial),
+        },
+        (Verdict::Deny, question) => {
+            tell_refused(draft, (key, &call_id), &Denial::Approval);
+            if question.is_some() {
+                fail_refused(draft, key, &Denial::Approval);
+            }
+        }
+    }
+}
+
+fn rule_on(draft: &Draft<'_>, key: CallKey, request: &SampleRequest, approved: bool) -> Result<Admission, Denial> {
+    let call = draft.envelope.calls.iter().find(|call| call.key == key);
+    let entry = call.and_then(|call| draft.envelope.entry_of(call)).ok_or(Denial::NotOffered)?;
+    rule(draft.envelope, entry, request, approved, draft.now)
+}
+
+/// A sample of this call that nothing is reserved for yet.
+fn unreserved(draft: &Draft<'_>, key: CallKey) -> Reservation {
+    let call = draft.envelope.calls.iter().find(|call| call.key == key);
+    let server = call.and_then(|call| call.target.as_ref()).map(|target| target.server.clone()).unwrap_or_default();
+    let sampling = call.and_then(|call| draft.envelope.entry_of(call)).and_then(|entry| entry.sampling.as_ref());
+    let model = sampling.map(|sampling| sampling.model.name.clone()).unwrap_or_default();
+    Reservation { sample: 0, call: key, question: None, approval: None, server, model, tokens: 0 }
+}
+
+fn reserve(
+    draft: &mut Draft<'_>,
+    (key, call_id): (CallKey, &CallId),
+    question: Option<String>,
+    tokens: u64,
+    approval: Option<Uuid>,
+) {
+    let empty = unreserved(draft, key);
+    let asks = &mut draft.envelope.head.state.asks;
+    asks.samples = asks.samples.saturating_add(1);
+    let reserved = Reservation { sample: asks.samples, question, approval, tokens, ..empty };
+    asks.reserved.push(reserved.clone());
+    let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
+    draft.tell_sampling(&reserved, call_id, "reserved", told);
+}
+
+fn tell_refused(draft: &mut Draft<'_>, (key, call_id): (CallKey, &CallId), denial: &Denial) {
+    let refused = unreserved(draft, key);
+    draft.tell_sampling(&refused, call_id, "refused", Told::why(denial.code(), denial.to_string()));
+}
+
+fn is_approved(call: &Call, question: &str) -> bool {
+    let asked = call.asked.as_ref().and_then(|asked| asked.questions.get(question));
+    asked.is_some_and(|question| question.approved)
 }
 
 /// Whether the server of a call may ask for a sample: while the call is out, or by a question that is kept.
@@ -63,6 +140,7 @@ fn lets_ask(call: &Call, question: Option<&str>) -> bool {
         }
         (
             Stage::Rejected { .. }
+            | Stage::Proposed
             | Stage::Pending
             | Stage::Executing { .. }
             | Stage::Waiting { .. }
@@ -75,10 +153,9 @@ fn lets_ask(call: &Call, question: Option<&str>) -> bool {
 }
 
 /// The replies that a call goes on with have no place for a refusal: the call has failed, and says why.
-fn refuse(draft: &mut Draft<'_>, key: CallKey, denial: &Denial) {
+fn fail_refused(draft: &mut Draft<'_>, key: CallKey, denial: &Denial) {
     let message = format!("The MCP server asked for a sample of a model, and was refused: {denial}.");
     settle::fail(draft, key, ToolError::new("sampling-refused", message), None);
-    go_on(draft);
 }
 
 /// Settles a sample: what was reserved is free again, and what was used counts.
@@ -145,6 +222,15 @@ impl Told {
 }
 
 impl Draft<'_> {
+    /// Keeps in the receipt that people let the sample be made.
+    fn approve_sample(&mut self, key: CallKey, question: &str) {
+        let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
+        if let Some(asked) = call.asked.as_mut().and_then(|asked| asked.questions.get_mut(question)) {
+            asked.approved = true;
+            self.touch(key);
+        }
+    }
+
     /// Nobody makes the samples any more that something is reserved for.
     pub(super) fn drop_reservations(&mut self) {
         self.drop_reservations_of(|_| true);

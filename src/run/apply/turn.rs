@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::draft::Draft;
-use super::{proceed, require_asking, settle};
+use super::{approvals, proceed, require_asking, settle};
+use crate::run::approval::{Requirement, Subject};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -83,7 +84,7 @@ pub(super) fn ended(
         draft.part(number, part);
     }
     let cut = cut_reason(&turn, &rulings);
-    let calls = if cut.is_some() { Vec::new() } else { calls_of(number, &turn.calls, rulings, now) };
+    let (calls, asks) = if cut.is_some() { Default::default() } else { calls_of(number, &turn.calls, rulings, now) };
     say(&mut draft, number, &turn, &calls);
     draft.part(number, Part::TurnFinish { finish_reason: turn.finish_reason, usage: turn.usage });
     let silent = calls.is_empty();
@@ -95,14 +96,15 @@ pub(super) fn ended(
         draft.envelope.head.state.output = Some(RunOutput { text: turn.text, structured: None });
         draft.finish(Status::Completed);
     } else {
-        boundary(&mut draft);
+        boundary(&mut draft, asks);
     }
     Ok(draft.commit())
 }
 
 /// A turn that was cut off executes none of its calls unless each is whole and valid.
 fn cut_reason(turn: &ModelTurn, rulings: &[Ruling]) -> Option<StopReason> {
-    let whole = !rulings.is_empty() && rulings.iter().all(|ruling| matches!(ruling, Ruling::Admit { .. }));
+    let whole =
+        !rulings.is_empty() && rulings.iter().all(|ruling| matches!(ruling, Ruling::Admit { .. } | Ruling::Ask { .. }));
     match turn.finish_reason {
         FinishReason::Stop | FinishReason::ToolCalls => None,
         FinishReason::Length => (!whole).then_some(StopReason::Length),
@@ -110,19 +112,27 @@ fn cut_reason(turn: &ModelTurn, rulings: &[Ruling]) -> Option<StopReason> {
     }
 }
 
-fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Timestamp) -> Vec<Call> {
+/// What people are asked about the calls of a turn.
+type Asks = Vec<(CallKey, Requirement)>;
+
+fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Timestamp) -> (Vec<Call>, Asks) {
     let mut taken = HashSet::new();
+    let mut asks = Asks::new();
     let numbered = (0_u32..).zip(written).zip(rulings);
-    numbered
+    let calls = numbered
         .map(|((position, written), ruling)| {
+            let key = CallKey { turn, position };
             let call_id = unique_label(written.id.as_deref(), turn, position, &mut taken);
-            let (target, input, stage) = match ruling {
-                Ruling::Admit { target, input } => (Some(target), input, Stage::Pending),
-                Ruling::Reject { rule, reason, input } => {
-                    (None, input, Stage::Rejected { rule: rule.to_owned(), reason })
+            let (target, input, judged, stage) = match ruling {
+                Ruling::Admit { target, input, judged } => (Some(target), input, judged, Stage::Pending),
+                Ruling::Ask { target, input, judged, requirement } => {
+                    asks.push((key, *requirement));
+                    (Some(target), input, judged, Stage::Proposed)
+                }
+                Ruling::Reject { rule, reason, input, judged } => {
+                    (None, input, judged, Stage::Rejected { rule, reason })
                 }
             };
-            let key = CallKey { turn, position };
             Call {
                 key,
                 call_id,
@@ -133,11 +143,13 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 asked: None,
                 task: None,
                 stage,
+                judged: *judged,
                 decided_by: None,
                 created_at: now,
             }
         })
-        .collect()
+        .collect();
+    (calls, asks)
 }
 
 /// Provider ids may be missing or repeated: a label is made, or made unique, inside the turn.
@@ -185,9 +197,12 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
 }
 
 /// Sends what may be sent, unless the calls of this turn exceed the run's limit: then none of them is.
-fn boundary(draft: &mut Draft<'_>) {
+fn boundary(draft: &mut Draft<'_>, asks: Asks) {
     let limit = draft.envelope.limits().max_tool_calls;
     if draft.envelope.head.state.tool_calls <= limit {
+        for (key, requirement) in asks {
+            approvals::ask(draft, key, Subject::Call, requirement);
+        }
         proceed::proceed(draft);
         return;
     }
@@ -196,11 +211,7 @@ fn boundary(draft: &mut Draft<'_>) {
     for key in open {
         let reason = format!("The run's limit of {limit} tool calls is reached.");
         draft.move_call(key, Stage::Rejected { rule: "max-tool-calls".to_owned(), reason });
-        if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
-            call.target = None;
-            let event = settle::ended(call, None);
-            draft.event(event);
-        }
+        approvals::tell_rejected(draft, key);
     }
     draft.envelope.head.state.output = proceed::last_text(draft.envelope);
     draft.finish(Status::Stopped(StopReason::MaxToolCalls));

@@ -82,6 +82,7 @@ fn bind(entry: &McpEntry, index: usize, served: &ServedTool) -> BoundTool {
         own_schema: entry.input_schemas.get(&served.name).cloned(),
         class: entry.class_of(&served.name, &served.hints),
         replay: entry.may_repeat(&served.name),
+        needs_approval: entry.require_approval.as_ref().is_some_and(|required| required.covers(&served.name)),
         offer: Offer { unusable: served.unusable.clone(), notes: served.notes.clone(), ..Offer::default() },
     }
 }

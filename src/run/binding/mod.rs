@@ -113,6 +113,8 @@ pub struct BoundTool {
     pub class: SideEffectClass,
     /// Whether the caller declared that a repeat is harmless.
     pub replay: bool,
+    /// Whether it was declared that each call of it needs an approval.
+    pub needs_approval: bool,
     /// How it is offered, where that differs from how it is served.
     pub offer: Offer,
 }
@@ -124,6 +126,11 @@ impl BoundTool {
             ToolSource::Mcp { entry, .. } => Some(*entry),
             ToolSource::Local { .. } => None,
         }
+    }
+
+    /// The digest of its definition, as it stands in the record of what is served.
+    pub fn digest(&self) -> String {
+        tool_hash(self.recorded_name(), self.description.as_deref(), &self.input_schema)
     }
 
     /// Whether an MCP server serves it.
@@ -151,6 +158,8 @@ struct StoredTool {
     own_schema: Option<Value>,
     class: SideEffectClass,
     replay: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    needs_approval: bool,
     #[serde(default, skip_serializing_if = "Offer::is_plain")]
     offer: Offer,
 }
@@ -172,6 +181,7 @@ impl From<BoundTool> for StoredTool {
             own_schema: tool.own_schema,
             class: tool.class,
             replay: tool.replay,
+            needs_approval: tool.needs_approval,
             offer: tool.offer,
         }
     }
@@ -195,6 +205,7 @@ impl TryFrom<StoredTool> for BoundTool {
             own_schema: stored.own_schema,
             class: stored.class,
             replay: stored.replay,
+            needs_approval: stored.needs_approval,
             offer: stored.offer,
         })
     }

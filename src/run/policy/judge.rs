@@ -74,9 +74,6 @@ pub struct Judged {
     /// What was decided before it was sent; `None`: no rule is about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// What people must agree to before it is sent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requirement: Option<Box<Requirement>>,
     /// What is done when something goes wrong with it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub troubles: BTreeMap<Trigger, Trouble>,
@@ -87,18 +84,33 @@ impl Judged {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// What the rules say to do about something that goes wrong with the call; `None`: what is done without any rule.
+    pub fn on_trouble(&self, trigger: Trigger) -> Option<&Trouble> {
+        self.troubles.get(&trigger)
+    }
+}
+
+/// What the rules say of a call now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// What is frozen with the call.
+    pub judged: Judged,
+    /// What people must agree to before it is sent.
+    pub requirement: Option<Requirement>,
 }
 
 /// What these rules, each with what its condition says, come to. `tool` is the offered name.
-pub fn judge(rules: &[(&Policy, Found)], tool: &str, inputs_digest: String) -> Judged {
+pub fn judge(rules: &[(&Policy, Found)], tool: &str, inputs_digest: String) -> Judgement {
     let of = |trigger: Trigger| -> Vec<&(&Policy, Found)> {
         rules.iter().filter(|(policy, _)| policy.trigger == trigger).collect()
     };
     let troubles = Trigger::DISPATCH.into_iter().filter_map(|trigger| Some((trigger, trouble(&of(trigger), tool)?)));
-    let mut judged = Judged { troubles: troubles.collect(), ..Judged::default() };
+    let judged = Judged { troubles: troubles.collect(), decision: None };
+    let mut judgement = Judgement { judged, requirement: None };
     let rules = of(Trigger::Call);
     if rules.is_empty() {
-        return judged;
+        return judgement;
     }
     let named = rules.iter().filter(|(_, found)| *found != Found::No).map(|(policy, _)| policy.name.clone()).collect();
     let mut decision =
@@ -108,10 +120,10 @@ pub fn judge(rules: &[(&Policy, Found)], tool: &str, inputs_digest: String) -> J
         (decision.rule, decision.reason) = (Some(rule), Some(reason));
     } else if let Some(requirement) = requirement(&rules, tool) {
         decision.outcome = DecisionOutcome::RequireApproval;
-        judged.requirement = Some(Box::new(requirement));
+        judgement.requirement = Some(requirement);
     }
-    judged.decision = Some(decision);
-    judged
+    judgement.judged.decision = Some(decision);
+    judgement
 }
 
 /// What the rules for limits come to; `None`: none of them holds. A rule that cannot be evaluated fails the run.

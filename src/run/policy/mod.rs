@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::approval::ApprovalRule;
+use super::binding::{Binding, BoundTool, ToolSource};
+use super::spec::McpEntry;
 
-pub use judge::{Decision, DecisionOutcome, Judged, Trouble, judge, judge_limit};
+pub use judge::{Decision, DecisionOutcome, Judged, Judgement, Trouble, judge, judge_limit};
 pub use scope::{Place, Scope};
 pub use unserved::{unserved, unserved_by_declaration};
 
@@ -47,9 +49,7 @@ pub struct Policy {
 }
 
 /// When a rule is asked.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub enum Trigger {
     /// Before a call is sent.
     #[default]
@@ -74,8 +74,7 @@ pub enum Trigger {
 
 impl Trigger {
     /// What goes wrong with calls.
-    pub const DISPATCH: [Self; 4] =
-        [Self::Indeterminate, Self::NoHandler, Self::CapacityExhausted, Self::LeaseExpired];
+    pub const DISPATCH: [Self; 4] = [Self::Indeterminate, Self::NoHandler, Self::CapacityExhausted, Self::LeaseExpired];
 
     /// The text on the wire, and what expressions read as `trigger`.
     pub const fn code(self) -> &'static str {
@@ -167,6 +166,21 @@ impl Policy {
         found.extend(self.approval.iter().flat_map(contradictions_of));
         found
     }
+}
+
+/// The rules that are about a tool: those of the run, and those of the registration of its server.
+pub fn about<'a>(own: &'a [Policy], binding: &'a Binding, tool: &'a BoundTool) -> Vec<&'a Policy> {
+    let entry = tool.entry().and_then(|entry| binding.entries.get(entry));
+    let server_tool = match &tool.source {
+        ToolSource::Mcp { server_tool, .. } => server_tool,
+        ToolSource::Local { .. } => &tool.name,
+    };
+    let server = entry.and_then(|entry| entry.server.as_deref()).unwrap_or_default();
+    let servers = [server, entry.map_or("", McpEntry::label)];
+    let place = Place { offered: &tool.name, server_tool, servers };
+    let of_run = own.iter().filter(|policy| policy.scope.covers(place));
+    let of_server = entry.into_iter().flat_map(|entry| &entry.policies);
+    of_run.chain(of_server.filter(|policy| policy.scope.covers_own(server_tool))).collect()
 }
 
 fn contradictions_of(rule: &ApprovalRule) -> Option<(&'static str, String)> {

@@ -8,19 +8,22 @@ fn policy(value: &Value) -> Policy {
 }
 
 /// Judges a call by rules and what each condition says.
-fn judged(rules: &[(Value, Found)]) -> Judged {
+fn judgement(rules: &[(Value, Found)]) -> Judgement {
     let policies: Vec<(Policy, Found)> = rules.iter().map(|(value, found)| (policy(value), found.clone())).collect();
     let rules: Vec<(&Policy, Found)> = policies.iter().map(|(policy, found)| (policy, found.clone())).collect();
     judge(&rules, "charge", "digest".to_owned())
 }
 
+fn judged(rules: &[(Value, Found)]) -> Judged {
+    judgement(rules).judged
+}
+
 #[track_caller]
-fn check(rules: &[(Value, Found)], outcome: DecisionOutcome, rule: Option<&str>) -> Judged {
-    let judged = judged(rules);
-    let decision = judged.decision.clone().expect("a decision");
+fn check(rules: &[(Value, Found)], outcome: DecisionOutcome, rule: Option<&str>) {
+    let judgement = judgement(rules);
+    let decision = judgement.judged.decision.expect("a decision");
     assert_eq!((decision.outcome, decision.rule.as_deref()), (outcome, rule), "{decision:?}");
-    assert_eq!(judged.requirement.is_some(), outcome == DecisionOutcome::RequireApproval);
-    judged
+    assert_eq!(judgement.requirement.is_some(), outcome == DecisionOutcome::RequireApproval);
 }
 
 fn rule(name: &str, action: &str) -> Value {
@@ -56,12 +59,12 @@ fn b233_several_approvals_become_the_strictest_one() {
         value["approval"] = approval;
         (value, Found::Yes)
     };
-    let judged = judged(&[
+    let Judgement { judged, requirement } = judgement(&[
         with("quorum", json!({ "required": 2, "timeout_s": 600, "on_timeout": "approve", "on_modify": "accept" })),
         with("fast", json!({ "timeout_s": 60, "exclude_starter": true, "on_reject": "fail" })),
         with("plain", json!({})),
     ]);
-    let requirement = judged.requirement.unwrap();
+    let requirement = requirement.unwrap();
     assert_eq!(requirement.rules, ["quorum", "fast", "plain"]);
     let rule = requirement.rule;
     assert_eq!((rule.required, rule.timeout_s, rule.exclude_starter), (2, Some(60), true));

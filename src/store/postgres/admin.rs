@@ -6,8 +6,8 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgExecutor, Postgres, Row, Transaction};
 
 use super::PostgresStore;
-use super::inputs;
 use super::reads::blob_list;
+use super::{approvals, inputs};
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -104,8 +104,9 @@ pub(super) async fn wishes_take(store: &PostgresStore, claim: &Claim) -> Result<
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
     let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
     let answers = inputs::answers_in(&mut *tx, &claim.tenant, claim.uid).await?;
+    let votes = approvals::votes_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, decisions, answers)
+    codec::wishes(cancel, decisions, answers, votes)
 }
 
 pub(super) async fn audit_insert(
@@ -191,7 +192,7 @@ macro_rules! search_receipts {
         concat!(
             select_found!(),
             $condition,
-            "AND c.stage <> 'rejected' AND ($2::text IS NULL OR c.stage = $2) \
+            "AND c.stage NOT IN ('rejected', 'proposed') AND ($2::text IS NULL OR c.stage = $2) \
              AND ($3::text IS NULL OR r.status = $3) AND ($4::text IS NULL OR r.reason = $4) \
              AND ($5::bigint IS NULL OR c.created_at >= $5) AND ($6::bigint IS NULL OR c.created_at < $6) \
              AND NOT EXISTS (SELECT 1 FROM json_array_elements($7::json) AS wanted(pair) \

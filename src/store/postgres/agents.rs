@@ -308,16 +308,14 @@ async fn deployment_add(
     .bind(next.before.map(i64::from))
     .execute(&mut *tx)
     .await?;
-    sqlx::query(
-        "UPDATE agents SET active = $4, updated_at = $5 WHERE tenant_id = $1 AND namespace = $2 AND name = $3",
-    )
-    .bind(tenant.as_str())
-    .bind(&name.namespace)
-    .bind(&name.name)
-    .bind(&next.version)
-    .bind(next.at.as_millis())
-    .execute(&mut *tx)
-    .await?;
+    sqlx::query("UPDATE agents SET active = $4, updated_at = $5 WHERE tenant_id = $1 AND namespace = $2 AND name = $3")
+        .bind(tenant.as_str())
+        .bind(&name.namespace)
+        .bind(&name.name)
+        .bind(&next.version)
+        .bind(next.at.as_millis())
+        .execute(&mut *tx)
+        .await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(Deployed::Done(next))

@@ -41,6 +41,7 @@ macro_rules! insert_rows {
              AS k (turn, pos, stage, undecided_since, input, body, output, created_at, blobs) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
+             input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE calls.input END, \
              blobs = excluded.blobs), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
@@ -82,17 +83,24 @@ macro_rules! apply_commits {
                  $21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::text[], \
                  $27::bigint[], $28::bigint[], $29::bigint[], $30::text[], $31::boolean[], $32::boolean[], \
                  $33::bigint[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[], $39::int[], \
-                 $40::int[], $41::int[]) \
+                 $40::int[], $41::int[], $47::text[]) \
                AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
                  updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in, \
-                 m_from, m_to, k_from, k_to, e_from, e_to, b_from, b_to) \
+                 m_from, m_to, k_from, k_to, e_from, e_to, b_from, b_to, approvals) \
              WHERE r.tenant_id = c.tenant_id AND r.uid = c.uid AND r.fence = c.fence AND r.revision = c.expected \
                AND r.last_seq = c.base_seq AND r.owner IS ",
             $owner,
             " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding, c.m_from, c.m_to, \
-               c.k_from, c.k_to, c.e_from, c.e_to, c.b_from, c.b_to), ",
+               c.k_from, c.k_to, c.e_from, c.e_to, c.b_from, c.b_to, c.approvals), ",
             insert_rows!("$42", "$43", "$44", "$45", "$46"),
-            ", purged AS (DELETE FROM run_secrets s USING h \
+            ", asked AS (INSERT INTO approvals \
+                 (tenant_id, id, run_uid, status, created_at, expires_at, body) \
+               SELECT h.tenant_id, (a.value ->> 'id')::uuid, h.uid, a.value ->> 'status', \
+                 (a.value ->> 'created_at')::bigint, (a.value ->> 'expires_at')::bigint, a.value -> 'body' \
+               FROM h CROSS JOIN LATERAL json_array_elements(h.approvals::json) AS a \
+               ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, \
+                 expires_at = excluded.expires_at, body = excluded.body), \
+             purged AS (DELETE FROM run_secrets s USING h \
                WHERE s.tenant_id = h.tenant_id AND s.run_uid = h.uid AND h.terminal) \
              SELECT h.i FROM h"
         )
@@ -162,6 +170,7 @@ struct Batch<'a> {
     lets_go: Vec<bool>,
     terminal: Vec<bool>,
     due_in: Vec<Option<i64>>,
+    approvals: Vec<Option<&'a str>>,
     /// Where its rows stand in `rows`: messages, calls, events, blobs.
     slices: [Slices; 4],
     rows: Rows<'a>,
@@ -189,6 +198,7 @@ impl<'a> Batch<'a> {
         self.lets_go.push(rows.lets_go);
         self.terminal.push(rows.terminal);
         self.due_in.push(rows.due_in);
+        self.approvals.push(rows.asked.as_deref());
         let before = self.rows.lengths();
         self.rows.push(rows);
         let after = self.rows.lengths();
@@ -234,7 +244,7 @@ impl<'a> Batch<'a> {
             .bind(&self.terminal)
             .bind(&self.due_in);
         let query = self.slices.iter().fold(query, |query, slices| query.bind(&slices.from).bind(&slices.to));
-        self.rows.bind_blobs(query)
+        self.rows.bind_blobs(query).bind(&self.approvals)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod admin;
 mod agents;
+mod approvals;
 mod commits;
 mod follow;
 mod inputs;
@@ -22,19 +23,22 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 pub(super) use steady::SteadyPostgres;
 
 use super::wake::{Hint, Hints};
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
-    RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
+    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
+    ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    Wishes, feed,
 };
+use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -376,5 +380,45 @@ impl AdminStore for SteadyPostgres {
     ) -> Result<Page<AuditRow>, StoreError> {
         let store = self.now();
         self.within(&store, admin::audit_list(&store, tenant, filter, after, limit)).await
+    }
+
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError> {
+        let store = self.now();
+        self.within(&store, approvals::approval_list(&store, tenant, of, after, limit)).await
+    }
+
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
+        let store = self.now();
+        self.within(&store, approvals::approval_fetch(&store, tenant, id)).await
+    }
+
+    async fn approval_due_list(
+        &self,
+        after: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<DueApproval>, StoreError> {
+        let store = self.now();
+        self.within(&store, approvals::approval_due_list(&store, after, limit)).await
+    }
+
+    async fn vote_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        vote: &LeftVote,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        let store = self.now();
+        let left = self.within(&store, approvals::vote_leave(&store, tenant, uid, vote, audit)).await?;
+        if left == Left::Kept {
+            self.hints.tell(Hint::Wish);
+        }
+        Ok(left)
     }
 }

@@ -199,7 +199,7 @@ pub(super) async fn receipt_list(
     once_more(|| async move {
         let mut rows = sqlx::query_as::<_, (String, String, Option<String>, Option<String>)>(
             "SELECT body::text, input::text, output::text, blobs::text FROM calls \
-             WHERE tenant_id = $1 AND run_uid = $2 AND stage <> 'rejected' AND (turn, pos) > ($3, $4) \
+             WHERE tenant_id = $1 AND run_uid = $2 AND stage NOT IN ('rejected', 'proposed') AND (turn, pos) > ($3, $4) \
              ORDER BY turn, pos LIMIT $5 + 1",
         )
         .bind(tenant.as_str())
@@ -235,7 +235,7 @@ pub(super) async fn receipt_fetch(
     once_more(|| async move {
         let rows: Vec<(String, String, Option<String>, Option<String>)> = sqlx::query_as(
             "SELECT body::text, input::text, output::text, blobs::text FROM calls \
-             WHERE tenant_id = $1 AND run_uid = $2 AND turn = $3 AND stage <> 'rejected' ORDER BY pos",
+             WHERE tenant_id = $1 AND run_uid = $2 AND turn = $3 AND stage NOT IN ('rejected', 'proposed') ORDER BY pos",
         )
         .bind(tenant.as_str())
         .bind(uid.0)

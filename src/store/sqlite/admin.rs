@@ -6,8 +6,8 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, Sqlite, SqliteExecutor, Transaction};
 
 use super::SqliteStore;
-use super::inputs;
 use super::reads::blob_list;
+use super::{approvals, inputs};
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -102,8 +102,9 @@ pub(super) async fn wishes_take(store: &SqliteStore, claim: &Claim) -> Result<Wi
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
     let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
     let answers = inputs::answers_in(&mut *tx, &claim.tenant, claim.uid).await?;
+    let votes = approvals::votes_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, decisions, answers)
+    codec::wishes(cancel, decisions, answers, votes)
 }
 
 pub(super) async fn audit_insert(
@@ -189,7 +190,7 @@ macro_rules! search_receipts {
         concat!(
             select_found!(),
             $condition,
-            "AND c.stage <> 'rejected' AND (?2 IS NULL OR c.stage = ?2) \
+            "AND c.stage NOT IN ('rejected', 'proposed') AND (?2 IS NULL OR c.stage = ?2) \
              AND (?3 IS NULL OR r.status = ?3) AND (?4 IS NULL OR r.reason = ?4) \
              AND (?5 IS NULL OR c.created_at >= ?5) AND (?6 IS NULL OR c.created_at < ?6) \
              AND NOT EXISTS (SELECT 1 FROM json_each(?7) AS wanted WHERE NOT EXISTS ( \

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use futures::TryStreamExt as _;
 use sqlx::{Sqlite, SqliteExecutor, Transaction};
 
-use super::admin::audit_insert;
 use super::SqliteStore;
+use super::admin::audit_insert;
 use crate::run::agent::AgentName;
 use crate::run::ids::TenantId;
 use crate::store::agents::{
@@ -263,14 +263,13 @@ async fn deployment_add(
     audit: &AuditRow,
 ) -> Result<Deployed, StoreError> {
     let mut tx = store.write().await?;
-    let known: Option<i64> = sqlx::query_scalar(
-        "SELECT created_at FROM agents WHERE tenant_id = ?1 AND namespace = ?2 AND name = ?3",
-    )
-    .bind(tenant.as_str())
-    .bind(&name.namespace)
-    .bind(&name.name)
-    .fetch_optional(&mut *tx)
-    .await?;
+    let known: Option<i64> =
+        sqlx::query_scalar("SELECT created_at FROM agents WHERE tenant_id = ?1 AND namespace = ?2 AND name = ?3")
+            .bind(tenant.as_str())
+            .bind(&name.namespace)
+            .bind(&name.name)
+            .fetch_optional(&mut *tx)
+            .await?;
     if known.is_none() {
         return Ok(Deployed::NoAgent);
     }
@@ -299,16 +298,14 @@ async fn deployment_add(
     .bind(next.before.map(i64::from))
     .execute(&mut *tx)
     .await?;
-    sqlx::query(
-        "UPDATE agents SET active = ?4, updated_at = ?5 WHERE tenant_id = ?1 AND namespace = ?2 AND name = ?3",
-    )
-    .bind(tenant.as_str())
-    .bind(&name.namespace)
-    .bind(&name.name)
-    .bind(&next.version)
-    .bind(next.at.as_millis())
-    .execute(&mut *tx)
-    .await?;
+    sqlx::query("UPDATE agents SET active = ?4, updated_at = ?5 WHERE tenant_id = ?1 AND namespace = ?2 AND name = ?3")
+        .bind(tenant.as_str())
+        .bind(&name.namespace)
+        .bind(&name.name)
+        .bind(&next.version)
+        .bind(next.at.as_millis())
+        .execute(&mut *tx)
+        .await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(Deployed::Done(next))

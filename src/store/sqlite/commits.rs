@@ -9,7 +9,7 @@ use crate::failpoint;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::store::calls::CallRow;
-use crate::store::rows::{CommitRows, EventRow, MessageRow};
+use crate::store::rows::{ApprovalRow, CommitRows, EventRow, MessageRow};
 use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The columns of a run that a commit sets. A wish to cancel that the leaving owner has not read makes the run due at
@@ -114,6 +114,9 @@ pub(super) async fn rows_insert(
     for call in &rows.calls {
         call_put(tx, run, call).await?;
     }
+    for approval in &rows.approvals {
+        approval_put(tx, run, approval).await?;
+    }
     for event in &rows.events {
         event_insert(tx, run, event).await?;
     }
@@ -170,6 +173,7 @@ async fn call_put(
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
          ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
          undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
+         input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
          blobs = excluded.blobs",
     )
     .bind(run.0.as_str())
@@ -183,6 +187,30 @@ async fn call_put(
     .bind(call.output.as_deref())
     .bind(call.blobs.as_deref())
     .bind(call.created_at)
+    .execute(&mut **tx)
+    .await?;
+    Ok(())
+}
+
+/// A new approval, or how a known one stands now.
+async fn approval_put(
+    tx: &mut Transaction<'static, Sqlite>,
+    run: (&TenantId, RunUid),
+    row: &ApprovalRow,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO approvals (tenant_id, id, run_uid, status, created_at, expires_at, body) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7) \
+         ON CONFLICT (tenant_id, id) DO UPDATE SET status = excluded.status, expires_at = excluded.expires_at, \
+         body = excluded.body",
+    )
+    .bind(run.0.as_str())
+    .bind(row.id)
+    .bind(run.1.0)
+    .bind(row.status)
+    .bind(row.created_at)
+    .bind(row.expires_at)
+    .bind(&row.body)
     .execute(&mut **tx)
     .await?;
     Ok(())

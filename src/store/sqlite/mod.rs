@@ -2,6 +2,7 @@
 
 mod admin;
 mod agents;
+mod approvals;
 mod commits;
 mod follow;
 mod inputs;
@@ -24,17 +25,20 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::wake::Hints;
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore,
-    FoundCall, KeptAnswer, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime, ReceiptFilter, ReceiptPlace,
-    RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
+    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
+    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
+    ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
+    Wishes,
 };
+use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, Reconciliation};
+use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -97,7 +101,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 9] = [
+    const FILES: [(i64, &str, &str); 10] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -110,6 +114,7 @@ fn migrator() -> Migrator {
         ),
         (2_026_113_008, "inputs", include_str!("../../../migrations/sqlite/2026113008_inputs.sql")),
         (2_026_113_009, "oauth_tokens", include_str!("../../../migrations/sqlite/2026113009_oauth_tokens.sql")),
+        (2_026_113_010, "approvals", include_str!("../../../migrations/sqlite/2026113010_approvals.sql")),
         (2_026_113_012, "agents", include_str!("../../../migrations/sqlite/2026113012_agents.sql")),
     ];
     let migration = |(version, name, sql)| {
@@ -346,6 +351,38 @@ impl AdminStore for SqliteStore {
         limit: u32,
     ) -> Result<Page<AuditRow>, StoreError> {
         admin::audit_list(self, tenant, filter, after, limit).await
+    }
+
+    async fn approval_list(
+        &self,
+        tenant: &TenantId,
+        of: (Option<&str>, Option<RunUid>),
+        after: Option<PlaceInTime>,
+        limit: u32,
+    ) -> Result<Page<Approval>, StoreError> {
+        approvals::approval_list(self, tenant, of, after, limit).await
+    }
+
+    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
+        approvals::approval_fetch(self, tenant, id).await
+    }
+
+    async fn approval_due_list(
+        &self,
+        after: Option<(Timestamp, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<DueApproval>, StoreError> {
+        approvals::approval_due_list(self, after, limit).await
+    }
+
+    async fn vote_leave(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        vote: &LeftVote,
+        audit: &AuditRow,
+    ) -> Result<Left, StoreError> {
+        approvals::vote_leave(self, tenant, uid, vote, audit).await
     }
 }
 

@@ -93,6 +93,7 @@ fn body_of(operation: &Operation) -> Body {
         "run_create" => Body::from(says("hi").to_string()),
         "call_reconcile" => Body::from(r#"{"resolution":"retry"}"#),
         "input_answer" => Body::from(r#"{"action":"decline"}"#),
+        "approval_decide" | "call_approval_decide" => Body::from(r#"{"decision":"approve"}"#),
         "server_put" => Body::from(r#"{"url":"http://127.0.0.1:9/mcp"}"#),
         "secret_put" => Body::from(r#"{"value":"hunter2!","hosts":["a.example"]}"#),
         _ => Body::from("{}"),

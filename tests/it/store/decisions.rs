@@ -67,6 +67,7 @@ async fn left_for_the_owner(database: Database) {
         cancel_requested_by: None,
         decisions: vec![(at(2), decided(0)), (at(2), decided(1))],
         answers: vec![],
+        votes: vec![],
     };
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted);
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted, "until they are applied");
@@ -88,8 +89,12 @@ async fn left_for_the_owner(database: Database) {
     let audit = row(4, "reconciliation.complete", "root");
     assert_eq!(store.decision_leave(&run.tenant, run.uid, &decided(1), at(9), &audit).await.unwrap(), Left::Kept);
     store.cancel_request(&run.tenant, run.uid, &actor("ann")).await.unwrap();
-    let wanted =
-        Wishes { cancel_requested_by: Some(actor("ann")), decisions: vec![(at(9), decided(1))], answers: vec![] };
+    let wanted = Wishes {
+        cancel_requested_by: Some(actor("ann")),
+        decisions: vec![(at(9), decided(1))],
+        answers: vec![],
+        votes: vec![],
+    };
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted);
     let rows = store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap();
     let kept: Vec<_> = rows.iter().map(|row| row.at.as_millis() - at(0).as_millis()).collect();

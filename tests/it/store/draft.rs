@@ -1,5 +1,6 @@
 //! Runs for tests, made by hand from the core's types.
 
+use countersign::run::approval::Approvals;
 use countersign::run::ask::Asks;
 use countersign::run::binding::merge;
 use countersign::run::call::{Backend, Call, CallTarget, Stage};
@@ -56,6 +57,7 @@ impl Draft {
             model_failures: 0,
             asks: Asks::default(),
             catalog_failures: 0,
+            approvals: Approvals::default(),
             worked_ms: 0,
             leg_began_at: None,
             warnings: Vec::new(),
@@ -90,6 +92,7 @@ impl Draft {
             head: self.head.clone(),
             messages: vec![message],
             calls_made: Vec::new(),
+            approvals: vec![],
             calls_moved: Vec::new(),
             events: vec![self.event(self.head.last_seq)],
             binding: None,
@@ -181,6 +184,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         attempt: 1,
         asked: None,
         task: None,
+        judged: countersign::run::policy::Judged::default(),
         decided_by: None,
         stage,
         created_at: at(0),

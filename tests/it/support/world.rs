@@ -136,7 +136,8 @@ async fn start_app(folder: &TempDir) -> App {
 }
 
 pub(crate) fn asker() -> Asker {
-    Asker { tenant: TenantId::parse("acme").unwrap(), actor: Actor::parse("alice").unwrap() }
+    let (tenant, actor) = (TenantId::parse("acme").unwrap(), Actor::parse("alice").unwrap());
+    Asker { tenant, actor, scopes: Vec::new() }
 }
 
 pub(crate) fn run_id(id: &str) -> RunId {

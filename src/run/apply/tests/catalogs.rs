@@ -67,6 +67,7 @@ fn local(name: &str) -> BoundTool {
         own_schema: None,
         class: SideEffectClass::ReadOnly,
         replay: false,
+        needs_approval: false,
         offer: crate::run::offer::Offer::default(),
     }
 }

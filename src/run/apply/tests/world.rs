@@ -88,8 +88,15 @@ pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
 /// The gate of this world: known tools are admitted.
 pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
     let rule = |call: &WrittenCall| match envelope.binding.tool(&call.tool) {
-        Some(tool) => Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}) },
-        None => Ruling::Reject { rule: "unknown-tool", reason: "no such tool".to_owned(), input: json!({}) },
+        Some(tool) => {
+            Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}), judged: Box::default() }
+        }
+        None => Ruling::Reject {
+            rule: "unknown-tool".to_owned(),
+            reason: "no such tool".to_owned(),
+            input: json!({}),
+            judged: Box::default(),
+        },
     };
     let rulings = turn.calls.iter().map(rule).collect();
     Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
@@ -123,6 +130,7 @@ pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy
     Fact::Resumed(Box::new(Resume {
         actor: Actor::parse("alice").unwrap(),
         retry: retry.iter().map(named).collect(),
+        votes: vec![],
         served,
         warnings: vec![],
         on_catalog_change: policy,

@@ -1,0 +1,131 @@
+//! Approvals across runs, as people look for them, and votes that are left for the owner of a run.
+
+use sqlx::PgExecutor;
+use uuid::Uuid;
+
+use super::{PostgresStore, admin};
+use crate::run::approval::Approval;
+use crate::run::fact::LeftVote;
+use crate::run::ids::{RunUid, TenantId};
+use crate::run::time::Timestamp;
+use crate::store::codec;
+use crate::store::page::{Filling, Page};
+use crate::store::{AuditRow, DueApproval, KeptApproval, Left, PlaceInTime, StoreError};
+
+pub(super) async fn approval_list(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    (status, run): (Option<&str>, Option<RunUid>),
+    after: Option<PlaceInTime>,
+    limit: u32,
+) -> Result<Page<Approval>, StoreError> {
+    let rows: Vec<String> = sqlx::query_scalar(
+        "SELECT body::text FROM approvals WHERE tenant_id = $1 \
+           AND ($2::text IS NULL OR status = $2) AND ($3::uuid IS NULL OR run_uid = $3) \
+           AND ($4::bigint IS NULL OR (created_at, id) < ($4, $5)) \
+         ORDER BY created_at DESC, id DESC LIMIT $6 + 1",
+    )
+    .bind(tenant.as_str())
+    .bind(status)
+    .bind(run.map(|run| run.0))
+    .bind(after.map(|place| place.at.as_millis()))
+    .bind(after.map(|place| place.id))
+    .bind(i64::from(limit))
+    .fetch_all(&store.pool)
+    .await?;
+    let mut filling = Filling::new(limit);
+    for body in rows {
+        if !filling.take(body.len(), body) {
+            break;
+        }
+    }
+    filling.page().try_map(|body| codec::decode("approval", &body))
+}
+
+pub(super) async fn approval_fetch(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    id: Uuid,
+) -> Result<Option<KeptApproval>, StoreError> {
+    const SQL: &str = "SELECT run_uid, body::text, COALESCE(status = 'pending' AND expires_at <= now_ms(), false) FROM approvals WHERE tenant_id = $1 AND id = $2";
+    let row: Option<(Uuid, String, bool)> =
+        sqlx::query_as(SQL).bind(tenant.as_str()).bind(id).fetch_optional(&store.pool).await?;
+    row.map(|(uid, body, is_due)| {
+        Ok(KeptApproval { uid: RunUid(uid), approval: codec::decode("approval", &body)?, is_due })
+    })
+    .transpose()
+}
+
+pub(super) async fn approval_due_list(
+    store: &PostgresStore,
+    after: Option<(Timestamp, Uuid)>,
+    limit: u32,
+) -> Result<Vec<DueApproval>, StoreError> {
+    const SQL: &str = "SELECT tenant_id, id, expires_at FROM approvals WHERE status = 'pending' AND expires_at <= now_ms() AND ($1::bigint IS NULL OR (expires_at, id) > ($1, $2)) ORDER BY expires_at, id LIMIT $3";
+    let rows: Vec<(String, Uuid, i64)> = sqlx::query_as(SQL)
+        .bind(after.map(|(at, _)| at.as_millis()))
+        .bind(after.map(|(_, id)| id))
+        .bind(i64::from(limit))
+        .fetch_all(&store.pool)
+        .await?;
+    rows.into_iter()
+        .map(|(tenant, id, expires_at)| {
+            let tenant = codec::named("tenant", TenantId::parse(tenant))?;
+            Ok(DueApproval { tenant, id, expires_at: Timestamp::from_millis(expires_at) })
+        })
+        .collect()
+}
+
+pub(super) async fn vote_leave(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    vote: &LeftVote,
+    audit: &AuditRow,
+) -> Result<Left, StoreError> {
+    let mut tx = store.pool.begin().await?;
+    // The run's row is locked first, as every commit does: an owner that lets go waits, or has let go.
+    let owned = sqlx::query("UPDATE runs SET attention = true WHERE tenant_id = $1 AND uid = $2 AND owner IS NOT NULL")
+        .bind(tenant.as_str())
+        .bind(uid.0)
+        .execute(&mut *tx)
+        .await?;
+    if owned.rows_affected() == 0 {
+        return Ok(Left::NotOwned);
+    }
+    let kept = sqlx::query(
+        "INSERT INTO votes (tenant_id, run_uid, approval_id, actor, body) VALUES ($1, $2, $3, $4, $5::json) \
+         ON CONFLICT DO NOTHING",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .bind(vote.approval())
+    .bind(vote.actor())
+    .bind(codec::encode("vote", vote)?)
+    .execute(&mut *tx)
+    .await?;
+    if kept.rows_affected() == 1 {
+        admin::audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
+    } else if !votes_in(&mut *tx, tenant, uid).await?.contains(vote) {
+        // The same one again is its caller asking again.
+        return Ok(Left::Decided);
+    }
+    tx.commit().await?;
+    Ok(Left::Kept)
+}
+
+/// Every vote that was left about a run.
+pub(super) async fn votes_in(
+    executor: impl PgExecutor<'_>,
+    tenant: &TenantId,
+    uid: RunUid,
+) -> Result<Vec<LeftVote>, StoreError> {
+    let rows: Vec<String> = sqlx::query_scalar(
+        "SELECT body::text FROM votes WHERE tenant_id = $1 AND run_uid = $2 ORDER BY approval_id, actor",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .fetch_all(executor)
+    .await?;
+    rows.iter().map(|body| codec::decode("vote", body)).collect()
+}
