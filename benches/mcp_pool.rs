@@ -63,7 +63,7 @@ async fn serve(tasks: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<
 
 fn pool() -> anyhow::Result<Arc<McpPool>> {
     let settings = PoolSettings::bounded(1_000, 200);
-    Ok(McpPool::new(http_client()?, egress()?, settings))
+    Ok(McpPool::new(egress()?.client(Duration::from_secs(10), None)?, settings))
 }
 
 fn target(url: &str) -> anyhow::Result<McpTarget> {
@@ -124,9 +124,10 @@ async fn calls(url: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same HTTP client that the pool has, so that only what is above it is compared.
+/// An HTTP client like the pool's, so that only what is above it is compared.
 fn http_client() -> anyhow::Result<reqwest::Client> {
-    Ok(egress()?.client(Duration::from_secs(10), None)?)
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).no_proxy();
+    Ok(builder.connect_timeout(Duration::from_secs(10)).pool_idle_timeout(Duration::from_secs(3)).build()?)
 }
 
 fn egress() -> anyhow::Result<Egress> {

@@ -5,7 +5,7 @@ The suite starts a server for the scenario and runs `drive.py SERVER_URL`. Two r
 and one whose scripted model calls what the scenario plans, or else every tool that was offered. What the server asks for
 is accepted. Ends with 0 when the runs came to their end. Which protocol revision is spoken is the product's affair.
 
-Environment: COUNTERSIGN_URL and COUNTERSIGN_TOKEN (scopes runs:read runs:write) say where the product is;
+Environment: COUNTERSIGN_URL and COUNTERSIGN_TOKEN (scopes runs:read runs:write mcp:write) say where the product is;
 MCP_CONFORMANCE_SCENARIO and MCP_CONFORMANCE_CONTEXT come from the suite.
 """
 
@@ -27,8 +27,15 @@ ASKING = {"elicitation-sep1034-client-defaults", "sep-2322-client-request-state"
 # Scenarios whose server describes itself so that no token may be asked for.
 UNTRUSTWORTHY = {"auth/resource-mismatch", "auth/metadata-issuer-mismatch"}
 
+# The scenario that wants to be told what schema it serves, and by which tool.
+ECHOING = {"json-schema-2020-12-preservation": ("json_schema_2020_12_tool", "json_schema_echo")}
+
 # The arguments of tools for which the suite plans none. All others take none.
 ARGUMENTS = {"add_numbers": {"a": 2, "b": 3}, "lookup_user": {"id": "ada"}, "valid_tool": {"region": "us-west1"}}
+
+
+# What the server of such a scenario is registered as.
+REGISTERED = "conformance"
 
 
 class Problem(Exception):
@@ -96,6 +103,15 @@ def given(arguments: dict) -> dict:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
+def echoed(scenario: str, url: str) -> list[dict]:
+    """The call that gives a server its tool's schema back, as the registry saw it."""
+    shown, echo = ECHOING[scenario]
+    ask("PUT", f"/v1/mcp-servers/{REGISTERED}", {"url": url})
+    seen = ask("POST", f"/v1/mcp-servers/{REGISTERED}/probe", {})
+    schema = next(tool["input_schema"] for tool in seen["tools"] if tool["name"] == shown)
+    return [{"name": echo, "arguments": {"schema": schema}}]
+
+
 def main() -> None:
     # The suite starts all scenarios at once, and some of them are judged by the clock: they take turns. The lock ends with
     # the process.
@@ -118,6 +134,8 @@ def main() -> None:
     tools = catalog["tools"] if catalog else {}
     planned = context.get("toolCalls") or [{"name": tool, "arguments": ARGUMENTS.get(tool, {})} for tool in tools]
     calls = [{"name": call["name"], "arguments": given(call["arguments"])} for call in planned]
+    if scenario in ECHOING:
+        calls = echoed(scenario, sys.argv[1])
     if calls:
         run = run_with(entry, [{"tool_calls": calls}, {"text": "Done."}], secrets)
     print(json.dumps(run))

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::settings::{declared, executor_settings, keep, pool_settings};
+use self::settings::{declared, executor_settings, issuer_client, keep, pool_settings};
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
@@ -105,13 +105,12 @@ impl App {
         let model_client =
             egress.client(CONNECT_TIMEOUT, Some(MODEL_READ_TIMEOUT)).context("HTTP client for models")?;
         let pool = match &config.stdio_guard {
-            Some(guard) => McpPool::guarded(mcp_client, egress.clone(), pool_settings(config), guard.clone()),
-            None => McpPool::new(mcp_client, egress.clone(), pool_settings(config)),
+            Some(guard) => McpPool::guarded(mcp_client, pool_settings(config), guard.clone()),
+            None => McpPool::new(mcp_client, pool_settings(config)),
         };
         let tracker = TaskTracker::new();
         let tokens = Tokens::new(TokenParts {
             client: egress.client(CONNECT_TIMEOUT, None).context("HTTP client for authorization servers")?,
-            egress: egress.clone(),
             keys: Arc::clone(&config.keys),
             store: Arc::clone(&store) as Arc<_>,
             clock: Arc::clone(&clock),
@@ -261,7 +260,7 @@ impl Server {
         grants: Grants,
     ) -> anyhow::Result<Self> {
         let address = listener.local_addr().context("the address that is listened at")?;
-        let issuer_client = app.egress.client(CONNECT_TIMEOUT, Some(ISSUER_READ_TIMEOUT)).context("HTTP client")?;
+        let issuer_client = issuer_client(&app.egress, config).context("HTTP client")?;
         let (phase, seen) = watch::channel(Phase::Ready);
         let router = http::router(http::Parts {
             commands: Arc::clone(&app.commands),

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use super::{CONNECT_TIMEOUT, ISSUER_READ_TIMEOUT};
+use crate::auth::JwksSource;
 use crate::config::{Config, KeepDays};
 use crate::dispatch::Declared;
 use crate::executor::ExecutorSettings;
 use crate::mcp::{PoolSettings, StdioServer};
+use crate::net::{Egress, EgressClient};
 use crate::store::retention::Keep;
 
 /// How connections to MCP servers are kept.
@@ -44,4 +47,16 @@ pub(super) fn executor_settings(config: &Config) -> ExecutorSettings {
 pub(super) fn keep(days: KeepDays) -> Keep {
     let millis = |days: u32| i64::from(days) * 24 * 60 * 60 * 1000;
     Keep { events_ms: millis(days.events), runs_ms: millis(days.runs), receipts_ms: millis(days.receipts) }
+}
+
+/// Asks the issuer of tokens for its keys. The operator named its address, so that may be private.
+///
+/// # Errors
+/// The trust roots could not be loaded.
+pub(super) fn issuer_client(egress: &Egress, config: &Config) -> Result<EgressClient, reqwest::Error> {
+    let egress = match &config.auth.jwks {
+        Some(JwksSource::Url(address)) => egress.and_named(address),
+        Some(JwksSource::File(_)) | None => egress.clone(),
+    };
+    egress.client(CONNECT_TIMEOUT, Some(ISSUER_READ_TIMEOUT))
 }

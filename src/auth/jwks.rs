@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Method;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
 use parking_lot::RwLock;
@@ -12,6 +13,7 @@ use tokio::sync::Mutex;
 use url::Url;
 
 use super::{AuthError, JwksSource};
+use crate::net::EgressClient;
 use crate::run::time::Timestamp;
 
 /// Least time between two requests to the issuer, in milliseconds.
@@ -65,14 +67,14 @@ pub(super) struct Jwks {
 
 struct Remote {
     url: Url,
-    client: reqwest::Client,
+    client: EgressClient,
     /// When the issuer was last asked, and when it last answered. Held while it is asked: one request at a time.
     asked: Mutex<Option<Timestamp>>,
     answered: RwLock<Option<Timestamp>>,
 }
 
 impl Jwks {
-    pub(super) fn open(source: &JwksSource, client: reqwest::Client) -> Result<Self, JwksFault> {
+    pub(super) fn open(source: &JwksSource, client: EgressClient) -> Result<Self, JwksFault> {
         match source {
             JwksSource::File(path) => {
                 let name = path.display().to_string();
@@ -146,8 +148,10 @@ impl Remote {
 
     async fn fetch(&self) -> Result<Vec<PublicKey>, JwksFault> {
         let said = |fault: reqwest::Error| JwksFault::Fetch(fault.without_url().to_string());
-        let request = self.client.get(self.url.clone()).timeout(FETCH_TIMEOUT);
-        let mut answer = request.send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
+        let request = self.client.request(Method::GET, &self.url);
+        let request = request.map_err(|refusal| JwksFault::Fetch(refusal.to_string()))?;
+        let mut answer =
+            request.timeout(FETCH_TIMEOUT).send().await.and_then(reqwest::Response::error_for_status).map_err(said)?;
         let mut text = Vec::new();
         while let Some(chunk) = answer.chunk().await.map_err(said)? {
             text.extend_from_slice(&chunk);

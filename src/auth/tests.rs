@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::*;
+use crate::net::{Egress, EgressAllow, EgressClient};
 use crate::run::ids::{RunId, RunUid};
 
 const NOW: Timestamp = Timestamp::from_millis(1_796_000_000_000);
@@ -70,11 +71,16 @@ fn settings(jwks: Option<JwksSource>, hs256: bool) -> AuthSettings {
     }
 }
 
+fn client() -> EgressClient {
+    let egress = Egress::new(EgressAllow::parse(["127.0.0.1"]).unwrap());
+    egress.client(std::time::Duration::from_secs(5), None).unwrap()
+}
+
 fn file_verifier(hs256: bool) -> Verifier {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), key_set().to_string()).unwrap();
     let jwks = Some(JwksSource::File(file.path().to_owned()));
-    Verifier::new(&settings(jwks, hs256), reqwest::Client::new()).unwrap()
+    Verifier::new(&settings(jwks, hs256), client()).unwrap()
 }
 
 fn good_claims() -> Value {
@@ -152,7 +158,7 @@ async fn tokens_of_a_wrong_kind_key_or_shape_are_refused() {
     }
     // Where only public keys are configured, no shared secret is ever looked at; and the other way round.
     assert_eq!(file_verifier(false).verify(&with_public_key, NOW).await, Err(AuthError::Algorithm));
-    let secret_only = Verifier::new(&settings(None, true), reqwest::Client::new()).unwrap();
+    let secret_only = Verifier::new(&settings(None, true), client()).unwrap();
     let by_key = signed(Algorithm::ES256, Some("ec"), &KEYS.ec, &claims);
     assert_eq!(secret_only.verify(&by_key, NOW).await, Err(AuthError::Algorithm));
 }
@@ -215,7 +221,7 @@ async fn claims_are_all_checked() {
 async fn the_tenant_claim_is_the_configured_one_and_admin_allows_everything() {
     let mut settings = settings(None, true);
     settings.tenant_claim = "https://acme.example/org".to_owned();
-    let verifier = Verifier::new(&settings, reqwest::Client::new()).unwrap();
+    let verifier = Verifier::new(&settings, client()).unwrap();
     let mut claims = good_claims();
     assert!(verifier.verify(&hs256(&claims), NOW).await.is_err());
     claims["https://acme.example/org"] = json!("org-7");
@@ -235,7 +241,7 @@ async fn a_made_token_is_taken_and_says_what_was_asked() {
         ttl_s: parse_ttl("1h").unwrap(),
     };
     let token = mint(&settings, &grant, NOW).unwrap();
-    let caller = Verifier::new(&settings, reqwest::Client::new()).unwrap().verify(&token, NOW).await.unwrap();
+    let caller = Verifier::new(&settings, client()).unwrap().verify(&token, NOW).await.unwrap();
     assert_eq!((caller.tenant, caller.actor), (grant.tenant.clone(), grant.actor.clone()));
     assert_eq!(caller.expires_at, NOW.plus_millis(3_600_000));
     let keyless = AuthSettings { hs256: None, ..settings };
@@ -306,7 +312,7 @@ async fn keys_are_fetched_again_for_an_unknown_kid_at_most_once_a_minute() {
     let answer = Arc::new(parking_lot::Mutex::new("no keys here".to_owned()));
     let asked = Arc::new(AtomicU32::new(0));
     let (url, _tasks) = issuer(Arc::clone(&answer), Arc::clone(&asked)).await;
-    let verifier = Verifier::new(&settings(Some(JwksSource::Url(url)), false), reqwest::Client::new()).unwrap();
+    let verifier = Verifier::new(&settings(Some(JwksSource::Url(url)), false), client()).unwrap();
     let token = signed(Algorithm::ES256, Some("ec"), &KEYS.ec, &good_claims());
     assert_eq!(verifier.verify(&token, NOW).await, Err(AuthError::KeysUnavailable));
     *answer.lock() = json!({ "keys": [public(&KEYS.ec, Algorithm::ES256, "ec")] }).to_string();
@@ -332,7 +338,7 @@ async fn a_withdrawn_key_ends_even_when_no_unknown_kid_is_seen() {
     let answer = Arc::new(parking_lot::Mutex::new(key_set().to_string()));
     let asked = Arc::new(AtomicU32::new(0));
     let (url, _tasks) = issuer(Arc::clone(&answer), Arc::clone(&asked)).await;
-    let verifier = Verifier::new(&settings(Some(JwksSource::Url(url)), false), reqwest::Client::new()).unwrap();
+    let verifier = Verifier::new(&settings(Some(JwksSource::Url(url)), false), client()).unwrap();
     let mut claims = good_claims();
     claims["exp"] = json!(NOW_S + 7200);
     let token = signed(Algorithm::ES256, Some("ec"), &KEYS.ec, &claims);
@@ -346,10 +352,10 @@ async fn a_withdrawn_key_ends_even_when_no_unknown_kid_is_seen() {
 #[test]
 fn a_key_file_that_does_not_read_is_named() {
     let missing = settings(Some(JwksSource::File("/nowhere/keys.json".into())), false);
-    let fault = Verifier::new(&missing, reqwest::Client::new()).err().unwrap();
+    let fault = Verifier::new(&missing, client()).err().unwrap();
     assert!(fault.to_string().starts_with("/nowhere/keys.json: "), "{fault}");
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), r#"{"keys":[{"kty":"oct","k":"AAAA"}]}"#).unwrap();
     let empty = settings(Some(JwksSource::File(file.path().to_owned())), false);
-    assert!(matches!(Verifier::new(&empty, reqwest::Client::new()), Err(JwksFault::NotASet(_))));
+    assert!(matches!(Verifier::new(&empty, client()), Err(JwksFault::NotASet(_))));
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::jwks::{Jwks, JwksFault};
 use super::{AuthError, AuthSettings, Caller, LEEWAY_S, Scope};
+use crate::net::EgressClient;
 use crate::run::ids::{Actor, TenantId};
 use crate::run::time::Timestamp;
 
@@ -29,7 +30,7 @@ impl Verifier {
     ///
     /// # Errors
     /// A file that does not read, or a secret that is no key.
-    pub fn new(settings: &AuthSettings, client: reqwest::Client) -> Result<Self, JwksFault> {
+    pub fn new(settings: &AuthSettings, client: EgressClient) -> Result<Self, JwksFault> {
         let hs256 = match &settings.hs256 {
             Some(secret) => {
                 let key = DecodingKey::from_secret(secret.expose_secret().as_bytes());

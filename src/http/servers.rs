@@ -16,7 +16,7 @@ use super::extract::{Checked, McpWriter, NamePath, Reader, asker};
 use super::problem::ApiError;
 use super::query::{NameCursor, Query, ServerCursor, encode};
 use crate::commands::{Probe, PutServer, without_query};
-use crate::run::binding::{CatalogRecord, Warning};
+use crate::run::binding::{CatalogRecord, ServedTool, Warning};
 use crate::run::policy::Policy;
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass, Timeouts};
 use crate::run::time::Timestamp;
@@ -88,8 +88,39 @@ pub(super) struct ProbeView {
     latency_ms: u64,
     /// The record of its tools, as a run with this server alone would have it.
     catalog: CatalogRecord,
+    /// Its tools as it lists them.
+    tools: Vec<ProbedTool>,
     /// Listed tools that it lacks.
     warnings: Vec<Warning>,
+}
+
+/// A tool as its server lists it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct ProbedTool {
+    /// The server's own name.
+    name: String,
+    /// What the server says it does.
+    description: Option<String>,
+    /// JSON Schema of its arguments, whole.
+    #[schema(value_type = Object)]
+    input_schema: Value,
+    /// JSON Schema of its structured result.
+    #[schema(value_type = Option<Object>)]
+    output_schema: Option<Value>,
+    /// Why it cannot be offered to any model.
+    unusable: Option<String>,
+}
+
+impl From<&ServedTool> for ProbedTool {
+    fn from(tool: &ServedTool) -> Self {
+        Self {
+            name: tool.name.clone(),
+            description: tool.description.clone(),
+            input_schema: tool.input_schema.clone(),
+            output_schema: tool.output_schema.clone(),
+            unusable: tool.unusable.clone(),
+        }
+    }
 }
 
 /// List the tenant's registered MCP servers, by name.
@@ -206,6 +237,7 @@ pub(super) async fn server_probe(
         capabilities: sighting.capabilities,
         latency_ms: u64::try_from(sighting.latency.as_millis()).unwrap_or(u64::MAX),
         catalog: record,
+        tools: sighting.catalog.tools.iter().map(ProbedTool::from).collect(),
         warnings,
     }))
 }

@@ -35,7 +35,8 @@ impl TrackedClient {
     pub(super) async fn get_authorized(&self, mut headers: HeaderMap) -> Result<reqwest::Response, Fault> {
         let mut pass = Pass::of(self.bearer(), &mut headers).await.map_err(fault)?;
         loop {
-            let response = self.request(Method::GET).headers(headers.clone()).send().await;
+            let request = self.request(Method::GET).map_err(|refusal| fault(refusal.to_string()))?;
+            let response = request.headers(headers.clone()).send().await;
             let response = response.map_err(|error| fault(describe(&error)))?;
             if !pass.may_help(response.status()) {
                 return Ok(response);
@@ -57,12 +58,15 @@ impl TrackedClient {
             if let Err(fault) = Pass::of(self.bearer(), &mut headers).await {
                 tracing::debug!(%fault, "a cancellation goes with the token of its call");
             }
-            self.request(Method::POST).headers(headers).body(message).send().await
+            match self.request(Method::POST) {
+                Ok(request) => request.headers(headers).body(message).send().await.map_err(|error| describe(&error)),
+                Err(refusal) => Err(refusal.to_string()),
+            }
         };
         failpoint::pass("mcp.cancel.before");
         match tokio::time::timeout(patience, telling).await {
             Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::debug!(fault = %describe(&error), "a cancellation could not be sent"),
+            Ok(Err(fault)) => tracing::debug!(%fault, "a cancellation could not be sent"),
             Err(_elapsed) => tracing::debug!("a cancellation was not taken in time"),
         }
         failpoint::pass("mcp.cancel.after");
@@ -71,12 +75,14 @@ impl TrackedClient {
     /// Ends the session at the server.
     pub(super) async fn delete(&self, session: &str, custom: HashMap<HeaderName, HeaderValue>) -> Result<(), Fault> {
         // The server forgot it; telling it so again only makes noise.
-        if self.session_lost() || !self.may_dial() {
+        if self.session_lost() {
             return Ok(());
         }
+        // One that may not be dialled any more is told nothing.
+        let Ok(request) = self.request(Method::DELETE) else { return Ok(()) };
         let mut headers = headers_of(custom, Some(session))?;
         Pass::of(self.bearer(), &mut headers).await.map_err(fault)?;
-        match self.request(Method::DELETE).headers(headers).send().await {
+        match request.headers(headers).send().await {
             Ok(_any_status) => Ok(()),
             Err(error) => {
                 tracing::debug!(fault = %describe(&error), "a session could not be ended");

@@ -36,7 +36,7 @@ use super::params;
 use super::progress::Listeners;
 use super::wire::IDEMPOTENCY_KEY;
 use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, Sighting, ToolRequest};
-use crate::net::Egress;
+use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 
 /// The `_meta` member that carries the idempotency key.
@@ -115,16 +115,16 @@ impl Connection {
     /// # Errors
     /// What went wrong, in words without secrets.
     pub(super) async fn open_http(
-        (http, egress): (&reqwest::Client, &Egress),
+        http: &EgressClient,
         url: &Url,
         target: &McpTarget,
         settings: PoolSettings,
         eras: &Arc<Eras>,
     ) -> Result<Self, McpFault> {
-        egress.check(url).map_err(|refusal| McpFault::of(FaultKind::Forbidden, refusal.to_string()))?;
+        http.check(url).map_err(|refusal| McpFault::of(FaultKind::Forbidden, refusal.to_string()))?;
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let (server, was_old) = (url.as_str(), eras.is_old(url.as_str()));
-        let dial = Dial { http, egress, url, target, settings, until: Instant::now() + patience };
+        let dial = Dial { http, url, target, settings, until: Instant::now() + patience };
         let shaken = match dial.handshake(was_old).await {
             // It may have moved on to the newer era since it was asked.
             Err(Undone::Refused(_)) if was_old => dial.handshake(false).await,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use http::{HeaderName, HeaderValue, header};
+use http::{HeaderName, HeaderValue, Method, header};
 use rmcp::RoleClient;
 use rmcp::model::ProtocolVersion;
 use rmcp::service::{ClientCacheConfig, ClientLifecycleMode, ClientServiceExt as _, RunningService};
@@ -25,7 +25,7 @@ use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::{EVENT_STREAM, is_kind};
 use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, body};
-use crate::net::Egress;
+use crate::net::EgressClient;
 
 /// Calls of one connection that may be on their way at once; the executor's own limits are far below.
 const PARALLEL_CALLS: usize = 256;
@@ -38,8 +38,7 @@ const OLDER_MAX: usize = 4 * 1024;
 
 /// One server behind an address, about to be connected to.
 pub(super) struct Dial<'a> {
-    pub(super) http: &'a reqwest::Client,
-    pub(super) egress: &'a Egress,
+    pub(super) http: &'a EgressClient,
     pub(super) url: &'a Url,
     pub(super) target: &'a McpTarget,
     pub(super) settings: PoolSettings,
@@ -109,19 +108,32 @@ pub(super) async fn shake(
 impl Dial<'_> {
     /// Agrees on a revision; of a server that is known for the older era without asking for the newer one first.
     pub(super) async fn handshake(&self, is_old: bool) -> Result<Shaken, Undone> {
+        match self.once(is_old).await {
+            // It was taken for one of the older era because it said nothing in time, and does not speak that: it was slow.
+            (Err(Undone::Refused(_)), true) => self.once(false).await.0,
+            (shaken, _) => shaken,
+        }
+    }
+
+    /// One handshake; and whether the server let the question for its era pass in silence.
+    async fn once(&self, is_old: bool) -> (Result<Shaken, Undone>, bool) {
         let target = self.target;
-        let headers = headers_of(target).map_err(Undone::Misconfigured)?;
+        let headers = match headers_of(target) {
+            Ok(headers) => headers,
+            Err(fault) => return (Err(Undone::Misconfigured(fault)), false),
+        };
         let ears = Ears::new(true);
         let client = TrackedClient::new(
             self.http.clone(),
-            self.egress.clone(),
             (self.url.clone(), target.bearer.clone()),
             self.settings.max_result_bytes,
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
             Arc::clone(&ears),
         );
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(self.url, headers));
-        shake((transport, Link::Http(client)), ears, target.offers, lifecycle_of(is_old), self.until).await
+        let link = Link::Http(client.clone());
+        let shaken = shake((transport, link), ears, target.offers, lifecycle_of(is_old), self.until).await;
+        (shaken, client.was_silent())
     }
 
     /// Whether the address is one of the transport of 2024-11-05, which opens with an event that names another address.
@@ -129,7 +141,7 @@ impl Dial<'_> {
     /// boundary for servers that all have a successor.
     pub(super) async fn older_transport(&self) -> Option<String> {
         let headers = headers_of(self.target).ok()?;
-        let request = self.http.get(self.url.clone()).headers(headers.into_iter().collect());
+        let request = self.http.request(Method::GET, self.url).ok()?.headers(headers.into_iter().collect());
         let looking = async {
             let response = request.header(header::ACCEPT, EVENT_STREAM).send().await.ok()?;
             if !response.status().is_success() || !is_kind(response.headers(), EVENT_STREAM) {

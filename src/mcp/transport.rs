@@ -24,16 +24,17 @@ use super::attempt::{Attempt, HttpRefusal, Route, Stage};
 use super::bearer::{Bearer, Pass, missing_scope, required};
 use super::body::{self, BodyFault};
 use super::ears::Ears;
+use super::ids::Ids;
 use super::listening::{Listening, Watch};
 use super::outline::Outline;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, JSON, LAST_EVENT, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id,
-    describe, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers,
-    retry_after, says_other_era, says_session_lost, send_kind, status_kind,
+    EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id, describe,
+    error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after,
+    says_other_era, says_session_lost, send_kind, status_kind, with_id,
 };
 use super::{AskDoor, FaultKind, listing};
-use crate::net::{Challenge, Egress};
+use crate::net::{Challenge, EgressClient, EgressRefusal};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -48,8 +49,7 @@ pub(super) struct TrackedClient {
 }
 
 struct Shared {
-    http: reqwest::Client,
-    egress: Egress,
+    http: EgressClient,
     url: Url,
     max_bytes: usize,
     discover_patience: Duration,
@@ -57,11 +57,15 @@ struct Shared {
     calls: DashMap<String, Arc<Attempt>>,
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
+    /// The ids of its calls in the era without sessions.
+    ids: Ids,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
     last_fault: Mutex<Option<(FaultKind, String)>>,
     session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
+    /// Whether it let the question for its era pass in silence.
+    was_silent: AtomicBool,
     /// Hears of announcements as they are read.
     ears: Arc<Ears>,
     listening: Listening,
@@ -71,8 +75,7 @@ struct Shared {
 
 impl TrackedClient {
     pub(super) fn new(
-        http: reqwest::Client,
-        egress: Egress,
+        http: EgressClient,
         (url, bearer): (Url, Option<Bearer>),
         max_bytes: usize,
         discover_patience: Duration,
@@ -80,15 +83,16 @@ impl TrackedClient {
     ) -> Self {
         let shared = Shared {
             http,
-            egress,
             url,
             max_bytes,
             discover_patience,
             calls: DashMap::new(),
             told: DashSet::new(),
+            ids: Ids::new(),
             last_fault: Mutex::new(None),
             session_lost: AtomicBool::new(false),
             answered: AtomicBool::new(false),
+            was_silent: AtomicBool::new(false),
             ears,
             listening: Listening::default(),
             bearer,
@@ -100,12 +104,9 @@ impl TrackedClient {
         self.shared.bearer.as_ref()
     }
 
-    pub(super) fn request(&self, method: Method) -> reqwest::RequestBuilder {
-        self.shared.http.request(method, self.shared.url.clone())
-    }
-
-    pub(super) fn may_dial(&self) -> bool {
-        self.shared.egress.check(&self.shared.url).is_ok()
+    /// Begins a request, if the address may still be dialled.
+    pub(super) fn request(&self, method: Method) -> Result<reqwest::RequestBuilder, EgressRefusal> {
+        self.shared.http.request(method, &self.shared.url)
     }
 
     /// The library may send the cancellation of this call again: it was told.
@@ -121,6 +122,14 @@ impl TrackedClient {
     /// Whether the server said that it does not know our session any more.
     pub(super) fn session_lost(&self) -> bool {
         self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn ears(&self) -> &Ears {
+        &self.shared.ears
+    }
+
+    pub(super) fn listening(&self) -> &Listening {
+        &self.shared.listening
     }
 
     /// How many calls are out.
@@ -142,6 +151,11 @@ impl TrackedClient {
         self.shared.answered.load(Ordering::Acquire)
     }
 
+    /// Whether it is taken for a server of the older era for its silence alone.
+    pub(super) fn was_silent(&self) -> bool {
+        self.shared.was_silent.load(Ordering::Acquire)
+    }
+
     /// Takes a call off the table of those that are out.
     pub(super) fn forget(&self, attempt: &Attempt) {
         if let Some(route) = attempt.route() {
@@ -153,16 +167,21 @@ impl TrackedClient {
 
     pub(super) async fn post(
         &self,
-        message: ClientJsonRpcMessage,
+        mut message: ClientJsonRpcMessage,
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
+        let is_modern = custom.contains_key(&METHOD);
+        if is_modern {
+            self.shared.ids.lift(&mut message);
+        }
         // The library wants to send what was sent by us already.
         if cancelled_id(&message).is_some_and(|id| self.shared.told.remove(&id).is_some()) {
             return Ok(StreamableHttpPostResponse::Accepted);
         }
         let mut post = Post::of(message, session)?;
-        post.is_modern = custom.contains_key(&METHOD);
+        post.is_modern = is_modern;
+        post.library_id = post.id.as_ref().and_then(|id| self.shared.ids.library_id(id));
         if post.session.is_some() {
             // The library asks for the stream of announcements as soon as there is a session.
             self.shared.ears.expect();
@@ -198,17 +217,22 @@ impl TrackedClient {
             return sent.await;
         }
         let sent = tokio::time::timeout(self.shared.discover_patience, sent).await;
-        sent.unwrap_or_else(|_elapsed| Ok(post.old_era("no answer to server/discover")))
+        sent.unwrap_or_else(|_elapsed| {
+            self.shared.was_silent.store(true, Ordering::Release);
+            Ok(post.old_era("no answer to server/discover"))
+        })
     }
 
     async fn send(&self, post: &Post, headers: HeaderMap, pass: &Pass<'_>) -> Posted {
-        if let Err(refusal) = self.shared.egress.check(&self.shared.url) {
-            post.settle(Stage::NotConnected(refusal.to_string()));
-            return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
-        }
-        let request = self.shared.http.post(self.shared.url.clone()).headers(headers).body(post.text.clone());
+        let request = match self.request(Method::POST) {
+            Ok(request) => request,
+            Err(refusal) => {
+                post.settle(Stage::NotConnected(refusal.to_string()));
+                return Err(fault_of(FaultKind::Forbidden, refusal.to_string()));
+            }
+        };
         post.pass("mcp.call.before");
-        let response = request.send().await;
+        let response = request.headers(headers).body(post.text.clone()).send().await;
         post.pass("mcp.call.written");
         let response = match response {
             Ok(response) => response,
@@ -303,44 +327,8 @@ impl TrackedClient {
         Err(fault_of(status_kind(status), format!("the server answered HTTP {}{said}", status.as_u16())))
     }
 
-    pub(super) async fn listen(
-        &self,
-        session: Option<Arc<str>>,
-        last_event: Option<String>,
-        custom: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, SseEvent>, Fault> {
-        let is_first = last_event.is_none();
-        if !self.shared.listening.turn(last_event.as_deref()).await {
-            return Err(StreamableHttpError::ServerDoesNotSupportSse);
-        }
-        self.shared.egress.check(&self.shared.url).map_err(|refusal| fault(refusal.to_string()))?;
-        let mut headers = headers_of(custom, session.as_deref())?;
-        if let Some(event) = last_event {
-            let value =
-                HeaderValue::try_from(event).map_err(|_invalid| fault("an event id that no header can carry"))?;
-            headers.insert(LAST_EVENT, value);
-        }
-        let response = self.get_authorized(headers).await;
-        if !response.as_ref().is_ok_and(|response| response.status().is_success()) {
-            self.shared.ears.closed();
-        }
-        let response = response?;
-        let status = response.status();
-        // A client error does not go away by asking again; the library ends the stream on this error only.
-        if status.is_client_error() || (status.is_success() && !is_kind(response.headers(), EVENT_STREAM)) {
-            return Err(StreamableHttpError::ServerDoesNotSupportSse);
-        }
-        if !status.is_success() {
-            return Err(fault(format!("the server answered HTTP {} to a stream request", status.as_u16())));
-        }
-        if is_first {
-            self.shared.ears.opened();
-        }
-        Ok(self.events(response, None, false))
-    }
-
     /// The events of an answer: to this call, or of a stream that is listened to or resumed.
-    fn events(
+    pub(super) fn events(
         &self,
         response: reqwest::Response,
         own: Option<Arc<Attempt>>,
@@ -366,8 +354,14 @@ impl Shared {
         if let Some((id, stage)) = answer
             && let Some(attempt) = self.calls.get(&id_text(&id))
         {
-            if let (true, Stage::Answered(message)) = (is_list, &stage) {
-                event.data = Some(listing::readable(message).to_string());
+            match &stage {
+                Stage::Answered(message) if is_list => event.data = Some(listing::readable(message).to_string()),
+                Stage::Answered(message) => {
+                    if let Some(own) = self.ids.library_id(&id) {
+                        event.data = Some(with_id(message, own).to_string());
+                    }
+                }
+                _ => {}
             }
             attempt.settle(stage);
         }

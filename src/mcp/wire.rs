@@ -56,6 +56,8 @@ pub(super) fn fault_of(kind: FaultKind, text: impl Into<String>) -> Fault {
 pub(super) struct Post {
     pub(super) text: String,
     pub(super) id: Option<Value>,
+    /// What the library calls it, where that differs.
+    pub(super) library_id: Option<Value>,
     pub(super) attempt: Option<Arc<Attempt>>,
     pub(super) session: Option<Arc<str>>,
     pub(super) awaits_answer: bool,
@@ -79,6 +81,11 @@ impl Post {
             post.is_list = matches!(request.request, ClientRequest::ListToolsRequest(_));
         }
         Ok(post)
+    }
+
+    /// The id by which the library knows it.
+    fn own_id(&self) -> Option<&Value> {
+        self.library_id.as_ref().or(self.id.as_ref())
     }
 
     /// Whether a message with that id answers this request.
@@ -141,7 +148,7 @@ impl Post {
         if !is_error && value.get("result").is_none() {
             return self.unreadable("the answer is no JSON-RPC response");
         }
-        let ours = self.id.clone().unwrap_or_default();
+        let ours = self.own_id().cloned().unwrap_or_default();
         let theirs = value.get("id").cloned().unwrap_or_default();
         // A server that could not read the id answers with none; the HTTP exchange itself tells whose error it is.
         let nameless = is_error && theirs.is_null();
@@ -191,7 +198,7 @@ impl Post {
     }
 
     pub(super) fn error_answer(&self, error: ErrorData) -> StreamableHttpPostResponse {
-        let id = self.id.clone().and_then(|id| serde_json::from_value(id).ok());
+        let id = self.own_id().and_then(|id| serde_json::from_value(id.clone()).ok());
         StreamableHttpPostResponse::Json(ServerJsonRpcMessage::error(error, id), None)
     }
 }
@@ -291,6 +298,15 @@ pub(super) fn cancelled_id(message: &ClientJsonRpcMessage) -> Option<String> {
     let ClientJsonRpcMessage::Notification(notification) = message else { return None };
     let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return None };
     Some(id_text(&cancelled.params.request_id.clone()?.into_json_value()))
+}
+
+/// The same answer to a request of that id.
+pub(super) fn with_id(answer: &Value, id: Value) -> Value {
+    let mut answer = answer.clone();
+    if let Some(object) = answer.as_object_mut() {
+        object.insert("id".to_owned(), id);
+    }
+    answer
 }
 
 /// Ids compare as text: some servers answer `"7"` to `7`.

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::transport::TooLong;
 use super::{ModelError, ModelErrorKind};
+use crate::net::EgressRefusal;
 
 /// The most characters of a provider's own words that are kept.
 const MAX_TEXT: usize = 600;
@@ -114,6 +115,9 @@ fn transport(error: &http_client::Error) -> ModelError {
     };
     if let Some(long) = source.downcast_ref::<TooLong>() {
         return refused(long.to_string());
+    }
+    if let Some(refusal) = source.downcast_ref::<EgressRefusal>() {
+        return refused(format!("the model's base_url may not be dialled: {refusal}"));
     }
     let Some(fault) = source.downcast_ref::<reqwest::Error>() else {
         return ModelError { kind: retryable, message: source.to_string() };

@@ -20,6 +20,7 @@ pub use self::anthropic::Anthropic;
 pub use self::bounded::bounded;
 pub use self::openai::OpenAi;
 pub use self::scripted::Scripted;
+use crate::net::EgressClient;
 use crate::run::history::Prompt;
 use crate::run::message::ModelTurn;
 use crate::run::spec::{ModelSpec, Provider};
@@ -95,7 +96,7 @@ pub struct Models {
 impl Models {
     /// All providers on one HTTP client, which brings the limits: the address check, no redirects, a connect and a read
     /// time-out. A whole turn has no limit here.
-    pub fn new(client: reqwest::Client) -> Self {
+    pub fn new(client: EgressClient) -> Self {
         Self { openai: OpenAi::new(client.clone()), anthropic: Anthropic::new(client), scripted: Scripted }
     }
 }

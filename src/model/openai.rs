@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::transport::Transport;
 use super::wire::{Outgoing, ask, endpoint, secret_header};
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
+use crate::net::EgressClient;
 use crate::run::history::{Prompt, ToolOffer};
 use crate::run::message::{Content, Message, Role};
 
@@ -19,7 +20,7 @@ pub struct OpenAi {
 
 impl OpenAi {
     /// Sends through `client`, which brings the limits: no redirects, a connect and a read time-out.
-    pub fn new(client: reqwest::Client) -> Self {
+    pub fn new(client: EgressClient) -> Self {
         Self { transport: Transport::new(client) }
     }
 }

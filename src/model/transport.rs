@@ -6,7 +6,9 @@ use http::{HeaderMap, Request, Response, StatusCode, header};
 use rig_core::http_client::{
     BoxedStream, Error, HttpClientExt, LazyBody, MultipartForm, Result as HttpResult, StreamingResponse,
 };
-use rig_reqwest::ReqwestClient;
+use url::Url;
+
+use crate::net::EgressClient;
 
 /// The most bytes of one streamed turn; longer than any model writes.
 const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
@@ -17,9 +19,7 @@ const MAX_ERROR_BYTES: usize = 64 * 1024;
 /// The library's view of our HTTP client. Redirects, time limits and the address check are the client's own.
 #[derive(Clone, Debug)]
 pub(super) struct Transport {
-    client: reqwest::Client,
-    /// For the kinds of request that no model wire makes.
-    library: ReqwestClient,
+    client: EgressClient,
 }
 
 /// The provider streamed more than a turn can hold.
@@ -27,32 +27,37 @@ pub(super) struct Transport {
 #[error("the answer is longer than {} MiB", MAX_STREAM_BYTES / (1024 * 1024))]
 pub(super) struct TooLong;
 
+/// The library wants to make a kind of request that no turn needs.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a request that is not streamed")]
+struct Unmade;
+
 impl Transport {
-    pub(super) fn new(client: reqwest::Client) -> Self {
-        Self { library: ReqwestClient::from(client.clone()), client }
+    pub(super) fn new(client: EgressClient) -> Self {
+        Self { client }
     }
 }
 
 impl HttpClientExt for Transport {
     fn send<T, U>(
         &self,
-        request: Request<T>,
+        _request: Request<T>,
     ) -> impl Future<Output = HttpResult<Response<LazyBody<U>>>> + Send + 'static
     where
         T: Into<Bytes> + Send,
         U: From<Bytes> + Send + 'static,
     {
-        self.library.send(request)
+        async { Err(Error::instance(Unmade)) }
     }
 
     fn send_multipart<U>(
         &self,
-        request: Request<MultipartForm>,
+        _request: Request<MultipartForm>,
     ) -> impl Future<Output = HttpResult<Response<LazyBody<U>>>> + Send + 'static
     where
         U: From<Bytes> + Send + 'static,
     {
-        self.library.send_multipart(request)
+        async { Err(Error::instance(Unmade)) }
     }
 
     async fn send_streaming<T>(&self, request: Request<T>) -> HttpResult<StreamingResponse>
@@ -61,8 +66,9 @@ impl HttpClientExt for Transport {
     {
         let (parts, body) = request.into_parts();
         let body: Bytes = body.into();
-        let sent = self.client.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
-        let answer = sent.send().await.map_err(transport_error)?;
+        let url = Url::parse(&parts.uri.to_string()).map_err(Error::instance)?;
+        let request = self.client.request(parts.method, &url).map_err(Error::instance)?;
+        let answer = request.headers(parts.headers).body(body).send().await.map_err(transport_error)?;
         if answer.status() != StatusCode::OK || !is_event_stream(answer.headers()) {
             return Err(whole_answer(answer).await);
         }

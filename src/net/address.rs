@@ -14,10 +14,10 @@ pub(super) fn special_kind(address: IpAddr) -> Option<&'static str> {
 /// The IPv4 address that an IPv6 address stands for on the wire.
 pub(super) fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     match address.segments() {
-        // Mapped, translated (RFC 2765) and the well-known prefix of NAT64.
-        [0, 0, 0, 0, 0, 0xffff, high, low]
+        // Compatible, mapped, translated (RFC 2765) and the well-known prefix of NAT64.
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
         | [0, 0, 0, 0, 0xffff, 0, high, low]
-        | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low))),
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4_of(high, low)),
         _ => None,
     }
 }
@@ -44,27 +44,34 @@ fn special_v4(address: Ipv4Addr) -> Option<&'static str> {
 }
 
 fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
-    if let Some(inner) = embedded_v4(address) {
-        return special_v4(inner);
-    }
     if address.is_unspecified() {
         return Some("unspecified");
     }
     if address.is_loopback() {
         return Some("loopback");
     }
-    let [a, b, c, ..] = address.segments();
+    if let Some(inner) = embedded_v4(address) {
+        return special_v4(inner);
+    }
+    let [a, b, c, d, e, f, g, h] = address.segments();
     match (a, b, c) {
         (0xff00..=0xffff, _, _) => Some("multicast"),
         (0xfe80..=0xfebf, _, _) => Some("link-local"),
         (0xfec0..=0xfeff, _, _) => Some("site-local"),
         (0xfc00..=0xfdff, _, _) => Some("private"),
-        (0x2002, _, _) => Some("6to4"),
-        (0x2001, 0, _) => Some("teredo"),
+        // Whoever answers for these is found by the IPv4 addresses inside; Teredo writes the client's inverted.
+        (0x2002, _, _) => special_v4(v4_of(b, c)),
+        (0x2001, 0, _) => special_v4(v4_of(c, d)).or_else(|| special_v4(v4_of(!g, !h))),
         (0x2001, 0x0db8, _) | (0x3fff, 0..=0x0fff, _) => Some("documentation"),
         (0x2001, 0..=0x01ff, _) => Some("protocol-assignment"),
-        // Global unicast is 2000::/3; everything outside of it is not routed on the public internet.
+        // Global unicast is 2000::/3; everything outside of it is not routed on the public internet. Under any prefix
+        // an ISATAP interface is reached by the IPv4 address at its end.
+        (0x2000..=0x3fff, _, _) if f == 0x5efe && matches!(e, 0 | 0x0200) => special_v4(v4_of(g, h)),
         (0x2000..=0x3fff, _, _) => None,
         _ => Some("reserved"),
     }
+}
+
+fn v4_of(high: u16, low: u16) -> Ipv4Addr {
+    Ipv4Addr::from((u32::from(high) << 16) | u32::from(low))
 }

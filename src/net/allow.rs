@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use url::{Host, Url};
 
 use super::address::embedded_v4;
 
@@ -46,6 +47,16 @@ impl EgressAllow {
             return Err(AllowFault(entry.to_owned()));
         }
         Ok(())
+    }
+
+    /// Adds the host of an address.
+    pub(super) fn add_host_of(&mut self, address: &Url) {
+        match address.host() {
+            Some(Host::Domain(name)) => self.hosts.push(name.trim_end_matches('.').to_owned()),
+            Some(Host::Ipv4(address)) => self.nets.push(IpNet::from(IpAddr::V4(address))),
+            Some(Host::Ipv6(address)) => self.nets.push(IpNet::from(IpAddr::V6(address))),
+            None => {}
+        }
     }
 
     /// Whether the operator named this host.

@@ -1,14 +1,15 @@
 //! The only place that builds HTTP clients for addresses that tenants choose.
 //!
-//! Two gates, both closed by default. `Egress::check` judges a URL before it is used: scheme, user info, and hosts
-//! that are written as addresses (the HTTP library never asks a resolver for those). The resolver of every client
-//! built here judges the addresses that names lead to, at the moment they are dialled, so a name cannot be
-//! re-pointed between a check and its use. Redirects and proxies are off: both would dial something unjudged.
-//! Knows nothing of MCP, models or runs.
+//! Two gates, both closed by default. `Egress::check` judges a URL: scheme, user info, and hosts that are written as
+//! addresses (the HTTP library never asks a resolver for those); a client judges so before each of its requests, not
+//! only when an address is registered. The resolver of every client judges the addresses that names lead to, at the
+//! moment they are dialled, so a name cannot be re-pointed between a check and its use. Redirects and proxies are off:
+//! both would dial something unjudged. Knows nothing of MCP, models or runs.
 
 mod address;
 mod allow;
 mod challenge;
+mod client;
 mod describe;
 mod resolver;
 
@@ -20,8 +21,10 @@ use url::{Host, Url};
 
 pub use allow::{AllowFault, EgressAllow};
 pub use challenge::Challenge;
+pub use client::EgressClient;
 pub use describe::describe;
-use resolver::GuardedResolver;
+pub use resolver::{Found, Names};
+use resolver::{GuardedResolver, SystemNames};
 
 /// How long a kept-alive connection may idle before it is dropped.
 ///
@@ -33,6 +36,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug)]
 pub struct Egress {
     allow: Arc<EgressAllow>,
+    names: Arc<dyn Names>,
 }
 
 /// Why a URL or an address may not be dialled. Names hosts, never user info.
@@ -68,7 +72,21 @@ pub enum EgressRefusal {
 impl Egress {
     /// Lets through what is public, and what `allow` names.
     pub fn new(allow: EgressAllow) -> Self {
-        Self { allow: Arc::new(allow) }
+        Self { allow: Arc::new(allow), names: Arc::new(SystemNames) }
+    }
+
+    /// The same, where names are looked up by `names` instead of the system. What it answers is judged all the same.
+    #[must_use]
+    pub fn with_names(self, names: Arc<dyn Names>) -> Self {
+        Self { names, ..self }
+    }
+
+    /// The same, and what the operator named by this address: it may be private, and plain `http`.
+    #[must_use]
+    pub fn and_named(&self, address: &Url) -> Self {
+        let mut allow = EgressAllow::clone(&self.allow);
+        allow.add_host_of(address);
+        Self { allow: Arc::new(allow), names: Arc::clone(&self.names) }
     }
 
     /// Judges a URL before anything is dialled. Names are judged again, by their addresses, when they are dialled.
@@ -120,9 +138,9 @@ impl Egress {
     ///
     /// # Errors
     /// The trust roots could not be loaded.
-    pub fn client(&self, connect: Duration, read: Option<Duration>) -> Result<reqwest::Client, reqwest::Error> {
+    pub fn client(&self, connect: Duration, read: Option<Duration>) -> Result<EgressClient, reqwest::Error> {
         let mut builder = reqwest::Client::builder()
-            .dns_resolver(Arc::new(GuardedResolver::new(Arc::clone(&self.allow))))
+            .dns_resolver(Arc::new(GuardedResolver::new(self.clone())))
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .no_proxy()
@@ -133,7 +151,7 @@ impl Egress {
         if let Some(read) = read {
             builder = builder.read_timeout(read);
         }
-        builder.build()
+        Ok(EgressClient::new(builder.build()?, self.clone()))
     }
 }
 

@@ -3,25 +3,45 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::{EgressAllow, EgressRefusal, judge};
+use super::{Egress, EgressAllow, EgressRefusal, judge};
+
+/// What a look-up found; ports in it are ignored.
+pub type Found = std::io::Result<Vec<SocketAddr>>;
+
+/// Looks names up.
+pub trait Names: std::fmt::Debug + Send + Sync {
+    /// Every address of a name.
+    fn look_up<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Found>;
+}
+
+/// Names as the system knows them.
+#[derive(Debug)]
+pub(super) struct SystemNames;
+
+impl Names for SystemNames {
+    fn look_up<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Found> {
+        Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) })
+    }
+}
 
 pub(super) struct GuardedResolver {
-    allow: Arc<EgressAllow>,
+    egress: Egress,
 }
 
 impl GuardedResolver {
-    pub(super) fn new(allow: Arc<EgressAllow>) -> Self {
-        Self { allow }
+    pub(super) fn new(egress: Egress) -> Self {
+        Self { egress }
     }
 }
 
 impl Resolve for GuardedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let allow = Arc::clone(&self.allow);
+        let (allow, names) = (Arc::clone(&self.egress.allow), Arc::clone(&self.egress.names));
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found = names.look_up(name.as_str()).await?;
             let admitted = admit(&allow, name.as_str(), found)?;
             Ok(Box::new(admitted.into_iter()) as Addrs)
         })

@@ -1,3 +1,5 @@
+use http::Method;
+
 use super::resolver::admit;
 use super::*;
 
@@ -11,7 +13,7 @@ fn check(allow: &[&str], url: &str) -> Result<(), EgressRefusal> {
 }
 
 #[test]
-fn every_spelling_of_a_forbidden_address_is_refused() {
+fn field_a131_every_spelling_of_a_forbidden_address_is_refused() {
     for host in [
         "127.0.0.1",
         "127.1",
@@ -47,8 +49,17 @@ fn every_spelling_of_a_forbidden_address_is_refused() {
         "[64:ff9b::a9fe:a9fe]",
         "[64:ff9b:1::1]",
         "[2002:7f00:1::]",
-        "[2002:808:808::]",
+        "[2002:a9fe:a9fe::1]",
         "[2001:0:7f00:1::]",
+        "[2001:0:808:808:0:0:80ff:fffe]",
+        "[2001:470:1::5efe:7f00:1]",
+        "[2001:470:1:2:200:5efe:a9fe:a9fe]",
+        "[2001:db8::1]",
+        "[3fff::1]",
+        "192.0.2.1",
+        "198.51.100.7",
+        "203.0.113.9",
+        "127.0.0.1.",
         "[fe80::1]",
         "[fec0::1]",
         "[fd00:ec2::254]",
@@ -63,6 +74,59 @@ fn every_spelling_of_a_forbidden_address_is_refused() {
             let refusal = check(&[], &format!("{scheme}://{host}/mcp")).expect_err(host);
             assert!(matches!(refusal, EgressRefusal::Address { .. }), "{host}: {refusal:?}");
         }
+    }
+}
+
+#[test]
+fn field_a130_a_public_address_may_stand_in_every_form_that_a_forbidden_one_may_not() {
+    for form in [
+        "[::V4]",
+        "[::ffff:V4]",
+        "[::ffff:0:V4]",
+        "[64:ff9b::V4]",
+        "[2002:HEX::1]",
+        "[2001:0:HEX:0:0:f7f7:fbfb]",
+        "[2001:0:808:808:0:0:TURNED]",
+        "[2606:4700::5efe:V4]",
+        "[2606:4700::200:5efe:V4]",
+    ] {
+        let judged = |v4: &str| {
+            let [a, b, c, d] = v4.parse::<std::net::Ipv4Addr>().unwrap().octets();
+            let hex = format!("{a:02x}{b:02x}:{c:02x}{d:02x}");
+            let turned = format!("{:02x}{:02x}:{:02x}{:02x}", !a, !b, !c, !d);
+            let host = form.replace("V4", v4).replace("HEX", &hex).replace("TURNED", &turned);
+            check(&[], &format!("https://{host}/"))
+        };
+        assert_eq!(judged("8.8.4.4"), Ok(()), "{form}");
+        for (v4, kind) in [
+            ("127.0.0.1", "loopback"),
+            ("169.254.169.254", "link-local"),
+            ("10.0.0.1", "private"),
+            ("100.100.100.200", "carrier-shared"),
+            ("168.63.129.16", "metadata"),
+            ("224.0.0.1", "multicast"),
+        ] {
+            let refusal = judged(v4).expect_err(form);
+            assert!(
+                matches!(refusal, EgressRefusal::Address { kind: found, .. } if found == kind),
+                "{form} {refusal:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_address_that_the_operator_names_in_a_setting_may_be_private_and_nothing_beside_it() {
+    for (named, other) in [
+        ("http://10.1.2.3:8080/keys", "http://10.1.2.4/"),
+        ("http://[fd00::1]/keys", "http://[fd00::2]/"),
+        ("http://idp.internal./keys", "http://other.internal/"),
+        ("http://localhost/keys", "http://a.localhost/"),
+    ] {
+        let url = |text: &str| Url::parse(text).unwrap();
+        let egress = egress(&[]).and_named(&url(named));
+        assert_eq!(egress.check(&url(named)), Ok(()), "{named}");
+        assert!(egress.check(&url(other)).is_err(), "{other}");
     }
 }
 
@@ -130,7 +194,10 @@ async fn a_name_that_resolves_to_loopback_is_refused_by_the_client_itself() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let client = egress(&[]).client(Duration::from_secs(5), None).unwrap();
-    let fault = client.get(format!("http://localhost:{port}/")).send().await.unwrap_err();
+    let url = Url::parse(&format!("https://localhost:{port}/")).unwrap();
+    assert!(matches!(client.request(Method::GET, &url), Err(EgressRefusal::Address { kind: "loopback", .. })));
+    // Without the judge of addresses there is still the judge of what they lead to.
+    let fault = client.http.get(url).send().await.unwrap_err();
     assert!(fault.is_connect(), "{fault:?}");
     assert!(format!("{fault:?}").contains("loopback"), "{fault:?}");
 }

@@ -1,7 +1,7 @@
 //! Finds the token endpoint: named by the entry, or by the metadata of the issuer that the entry names, or of the one
 //! that the MCP server names (RFC 9728, RFC 8414, `OpenID` Connect Discovery). Every document must say whose it is.
 
-use http::header;
+use http::{Method, header};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use url::Url;
@@ -11,6 +11,7 @@ use super::exchange::{Exchange, place};
 use super::grant::{Grant, SecretOwner};
 use crate::net::Challenge;
 
+const SERVER: &str = "the MCP server";
 const RESOURCE: &str = "the protected resource metadata";
 const ISSUER: &str = "the authorization server metadata";
 
@@ -103,12 +104,12 @@ async fn resource_metadata(
 /// Asks the MCP server for something without a token: its refusal says where it describes itself.
 async fn probe(exchange: &Exchange, server: &Url) -> Result<Option<String>, OauthFault> {
     let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"}).to_string();
-    let request = exchange.client.post(server.clone());
-    let request = request
+    let request = exchange
+        .request(SERVER, Method::POST, server)?
         .header(header::ACCEPT, "application/json, text/event-stream")
         .header(header::CONTENT_TYPE, "application/json")
         .body(ping);
-    let reply = exchange.head_of("the MCP server", server, request).await?;
+    let reply = exchange.head_of(SERVER, server, request).await?;
     Ok(Challenge::of(&reply).and_then(|challenge| challenge.resource_metadata))
 }
 

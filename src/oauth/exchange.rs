@@ -1,20 +1,19 @@
 //! One request to an authorization server, or to what describes one: through the egress rules, without redirects,
 //! bounded in size.
 
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, Method, StatusCode, header};
 use serde_json::{Map, Value};
 use url::Url;
 
 use super::OauthFault;
-use crate::net::{Egress, describe};
+use crate::net::{EgressClient, describe};
 
 /// Largest answer that is read, in bytes.
 const ANSWER_MAX: usize = 256 * 1024;
 
 /// Sends requests.
 pub(super) struct Exchange {
-    pub(super) client: reqwest::Client,
-    pub(super) egress: Egress,
+    pub(super) client: EgressClient,
 }
 
 /// What came back.
@@ -40,6 +39,11 @@ pub(super) fn unreachable(what: &str, url: &Url, why: String) -> OauthFault {
 }
 
 impl Exchange {
+    /// Begins a request, if the address may be dialled.
+    pub(super) fn request(&self, what: &str, method: Method, url: &Url) -> Result<reqwest::RequestBuilder, OauthFault> {
+        self.client.request(method, url).map_err(|refusal| unreachable(what, url, refusal.to_string()))
+    }
+
     /// Sends a request and reads the answer.
     pub(super) async fn send(
         &self,
@@ -74,13 +78,12 @@ impl Exchange {
         url: &Url,
         request: reqwest::RequestBuilder,
     ) -> Result<reqwest::Response, OauthFault> {
-        self.egress.check(url).map_err(|refusal| unreachable(what, url, refusal.to_string()))?;
         request.send().await.map_err(|error| unreachable(what, url, describe(&error)))
     }
 
     /// Reads a document; `None` where there is none.
     pub(super) async fn document(&self, what: &str, url: &Url) -> Result<Option<Map<String, Value>>, OauthFault> {
-        let reply = self.send(what, url, self.client.get(url.clone())).await?;
+        let reply = self.send(what, url, self.request(what, Method::GET, url)?).await?;
         if reply.status.is_server_error() {
             return Err(unreachable(what, url, format!("HTTP {}", reply.status.as_u16())));
         }

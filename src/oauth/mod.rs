@@ -29,7 +29,7 @@ pub use fault::OauthFault;
 pub use grant::{ClientSecret, Grant, SecretOwner};
 
 use crate::clock::Clock;
-use crate::net::Egress;
+use crate::net::EgressClient;
 use crate::run::ids::TenantId;
 use crate::secrets::KeyRing;
 use crate::store::tokens::{TokenKey, TokenStore};
@@ -71,10 +71,8 @@ pub struct Tokens {
 
 /// What a node needs to get tokens.
 pub struct TokenParts {
-    /// From `egress`, with limits of its own for connecting and for silence.
-    pub client: reqwest::Client,
-    /// What may be dialled.
-    pub egress: Egress,
+    /// With limits of its own for connecting and for silence.
+    pub client: EgressClient,
     /// Seals what is stored.
     pub keys: Arc<KeyRing>,
     /// Where nodes share tokens.
@@ -125,7 +123,7 @@ impl Tokens {
     /// None yet.
     pub fn new(parts: TokenParts) -> Arc<Self> {
         Arc::new(Self {
-            exchange: Exchange { client: parts.client, egress: parts.egress },
+            exchange: Exchange { client: parts.client },
             keys: parts.keys,
             store: parts.store,
             holder: parts.clock.node_id().0,

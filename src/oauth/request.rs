@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 use url::Url;
@@ -43,7 +43,7 @@ pub(super) async fn ask(
     stamp: (Timestamp, Uuid),
 ) -> Result<Granted, OauthFault> {
     let url = &endpoint.token_url;
-    let request = written(exchange.client.post(url.clone()), grant, secret, endpoint, stamp)?;
+    let request = written(exchange.request(TOKEN, Method::POST, url)?, grant, secret, endpoint, stamp)?;
     read(url, &exchange.send(TOKEN, url, request).await?)
 }
 

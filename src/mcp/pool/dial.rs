@@ -6,20 +6,19 @@ use crate::mcp::connection::Connection;
 use crate::mcp::era::Eras;
 use crate::mcp::stdio::{self, Children};
 use crate::mcp::{Endpoint, McpFault, McpTarget, PoolSettings};
-use crate::net::Egress;
+use crate::net::EgressClient;
 
 /// Opens connections.
 pub(super) struct Dialer {
-    http: reqwest::Client,
-    egress: Egress,
+    http: EgressClient,
     settings: PoolSettings,
     eras: Arc<Eras>,
     pub(super) children: Children,
 }
 
 impl Dialer {
-    pub(super) fn new(http: reqwest::Client, egress: Egress, settings: PoolSettings, children: Children) -> Self {
-        Self { http, egress, settings, eras: Arc::default(), children }
+    pub(super) fn new(http: EgressClient, settings: PoolSettings, children: Children) -> Self {
+        Self { http, settings, eras: Arc::default(), children }
     }
 
     /// Opens a connection within the target's connect time.
@@ -28,10 +27,7 @@ impl Dialer {
     /// What went wrong, in words without secrets.
     pub(super) async fn open(&self, target: &McpTarget) -> Result<Connection, McpFault> {
         let opened = match &target.endpoint {
-            Endpoint::Http(url) => {
-                let clients = (&self.http, &self.egress);
-                Connection::open_http(clients, url, target, self.settings, &self.eras).await
-            }
+            Endpoint::Http(url) => Connection::open_http(&self.http, url, target, self.settings, &self.eras).await,
             Endpoint::Stdio(server) => stdio::open(server, &self.children, target, self.settings, &self.eras).await,
         };
         let transport = target.endpoint.transport();

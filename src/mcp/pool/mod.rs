@@ -30,7 +30,7 @@ use super::catalog::Subscription;
 use super::schemas::Schemas;
 use super::stdio::Children;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
-use crate::net::Egress;
+use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid, TenantId};
 
@@ -50,19 +50,19 @@ pub struct McpPool {
 }
 
 impl McpPool {
-    /// A pool without connections. `http` comes from `egress`; it must not have a read time-out of its own.
-    pub fn new(http: reqwest::Client, egress: Egress, settings: PoolSettings) -> Arc<Self> {
-        Self::with_children(http, egress, settings, Children::default())
+    /// A pool without connections. `http` must not have a read time-out of its own.
+    pub fn new(http: EgressClient, settings: PoolSettings) -> Arc<Self> {
+        Self::with_children(http, settings, Children::default())
     }
 
     /// A pool whose servers' processes are ended by that program when this process is killed; see `stand_guard`.
-    pub fn guarded(http: reqwest::Client, egress: Egress, settings: PoolSettings, program: PathBuf) -> Arc<Self> {
-        Self::with_children(http, egress, settings, Children::guarded(program))
+    pub fn guarded(http: EgressClient, settings: PoolSettings, program: PathBuf) -> Arc<Self> {
+        Self::with_children(http, settings, Children::guarded(program))
     }
 
-    fn with_children(http: reqwest::Client, egress: Egress, settings: PoolSettings, children: Children) -> Arc<Self> {
+    fn with_children(http: EgressClient, settings: PoolSettings, children: Children) -> Arc<Self> {
         Arc::new(Self {
-            dialer: Dialer::new(http, egress, settings, children),
+            dialer: Dialer::new(http, settings, children),
             settings,
             slots: DashMap::new(),
             places: Places::new(settings),

@@ -94,6 +94,7 @@ pub(super) async fn open(
         let (transport, link) = StdioTransport::new(server, process, pipes, settings.max_result_bytes);
         Connection::open_on((transport, Link::Stdio(link)), target.offers, lifecycle, patience, (&name, eras)).await
     };
+    let mut was_silent = false;
     if !eras.is_old(&name) {
         let patience = PROBE_PATIENCE.min(until.saturating_duration_since(Instant::now()) / 3);
         let newer = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] };
@@ -102,10 +103,19 @@ pub(super) async fn open(
                 eras.learn(&name, Some(false));
                 return Ok(connection);
             }
-            Err(fault) => tracing::debug!(server = %server.name, %fault, "no answer in the newer era"),
+            Err(fault) => {
+                tracing::debug!(server = %server.name, %fault, "no answer in the newer era");
+                was_silent = fault.kind == FaultKind::TimeOut;
+            }
         }
     }
-    let opened = start(lifecycle_of(true), until.saturating_duration_since(Instant::now())).await;
+    let left = || until.saturating_duration_since(Instant::now());
+    let mut opened = start(lifecycle_of(true), left()).await;
+    // It was taken for one of the older era because it said nothing in time, and does not speak that: it was slow.
+    if was_silent && opened.as_ref().is_err_and(|fault| fault.kind == FaultKind::Refused) {
+        let newer = ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::LATEST] };
+        opened = start(newer, left()).await;
+    }
     eras.learn(&name, opened.as_ref().ok().map(|connection| connection.has_sessions));
     opened
 }

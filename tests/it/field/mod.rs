@@ -3,6 +3,7 @@
 
 mod cancellation;
 mod duplicates;
+mod egress;
 mod keys;
 mod leases;
 mod migrations;

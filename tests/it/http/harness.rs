@@ -12,6 +12,7 @@ use countersign::clock::{Clock, SystemClock};
 use countersign::config::{Config, Wake};
 use countersign::http::{HttpSettings, Parts, Phase, router};
 use countersign::mcp::demo::{self, DemoLedger};
+use countersign::net::{Egress, EgressAllow, EgressClient};
 use countersign::run::ids::{Actor, TenantId};
 use countersign::store::follow::Follower;
 use countersign::store::hub::Hub;
@@ -134,7 +135,7 @@ impl Server {
             store: Arc::clone(&app.store) as Arc<_>,
             hub,
             follower,
-            verifier: Verifier::new(&config.auth, reqwest::Client::new()).unwrap(),
+            verifier: Verifier::new(&config.auth, issuer_client()).unwrap(),
             tickets: Tickets::new(config.keys.signing_keys("stream-ticket")),
             clock,
             phase: watched,
@@ -196,6 +197,10 @@ impl Server {
 }
 
 /// Looks for the readers of a hub that nothing else tells.
+fn issuer_client() -> EgressClient {
+    Egress::new(EgressAllow::default()).client(Duration::from_secs(5), None).unwrap()
+}
+
 fn follow(app: &App, hub: &Arc<Hub>) -> Arc<Follower> {
     let follower = Arc::new(Follower::new(Arc::clone(&app.store), Arc::clone(hub), || SystemClock.now()));
     let (running, stop) = (Arc::clone(&follower), app.stopping.clone());

@@ -45,7 +45,7 @@ pub(crate) fn settings() -> PoolSettings {
 pub(crate) fn pool_with(settings: PoolSettings) -> Arc<McpPool> {
     let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).unwrap());
     let http = egress.client(Duration::from_secs(5), None).unwrap();
-    McpPool::new(http, egress, settings)
+    McpPool::new(http, settings)
 }
 
 pub(crate) fn pool() -> Arc<McpPool> {

@@ -1,5 +1,6 @@
 //! The era without sessions (2026-07-28): how it is found, what each request says, and what is heard of changes.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -236,6 +237,58 @@ async fn a_server_that_ignores_the_question_for_its_era_is_asked_once() {
     pool.catalog(&acme(), &other, FRESH).await.unwrap();
     assert_eq!((fake.count("server/discover"), fake.count("initialize")), (1, 2));
     pool.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_was_too_slow_for_the_question_and_has_no_sessions_is_asked_once_more() {
+    let (fake, mut target) = modern().await;
+    let asked = AtomicUsize::new(0);
+    fake.on("server/discover", move |_| {
+        if asked.fetch_add(1, Ordering::SeqCst) == 0 {
+            return Reply::Silence;
+        }
+        Reply::Result(json!({
+            "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {} },
+            "serverInfo": { "name": "fake", "version": "1" }, "ttlMs": 0, "cacheScope": "private",
+        }))
+    });
+    target.timeouts.connect_ms = 2_000;
+    let pool = pool();
+    assert_eq!(class(&call(&pool, &target).await), "done");
+    assert_eq!((fake.count("server/discover"), fake.count("initialize")), (2, 1));
+    pool.close().await;
+    // One that neither answers it nor has sessions is given up.
+    let (fake, mut target) = modern().await;
+    fake.on("server/discover", |_| Reply::Silence);
+    target.timeouts.connect_ms = 2_000;
+    let fault = self::pool().catalog(&acme(), &target, FRESH).await.unwrap_err();
+    assert_eq!(fake.count("server/discover"), 2, "{fault}");
+}
+
+#[tokio::test]
+async fn calls_of_two_connections_have_no_id_in_common_whatever_carries_the_answer() {
+    let (fake, target) = modern().await;
+    for in_a_stream in [false, true] {
+        fake.on_call(move |seen| {
+            let result = json!({ "resultType": "complete", "content": [{ "type": "text", "text": "charged" }] });
+            let answer = json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result });
+            if in_a_stream {
+                return Reply::Sse(vec![Step::Raw(format!("data: {answer}\n\n"))]);
+            }
+            Reply::status(200, answer)
+        });
+        let (first, second) = (pool(), pool());
+        let began = tokio::time::Instant::now();
+        for pool in [&first, &second] {
+            assert_eq!(class(&call(pool, &target).await), "done");
+        }
+        assert!(began.elapsed() < Duration::from_secs(2), "the library knew the answers for its own");
+        first.close().await;
+        second.close().await;
+    }
+    let ids: BTreeSet<u64> = fake.seen_rpc("tools/call").iter().map(|seen| seen.body["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), 4, "{ids:?}");
+    assert!(ids.iter().all(|id| (1 << 32..1 << 53).contains(id)), "{ids:?}");
 }
 
 #[tokio::test]

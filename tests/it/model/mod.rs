@@ -10,6 +10,7 @@ mod protocols;
 use std::time::Duration;
 
 use countersign::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider as _, ModelRequest, Models};
+use countersign::net::{Egress, EgressAllow};
 use countersign::run::history::{Prompt, ToolOffer};
 use countersign::run::ids::CallId;
 use countersign::run::message::{Content, Message, ModelTurn, Role};
@@ -23,11 +24,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 const PROTOCOLS: [Provider; 2] = [Provider::Openai, Provider::Anthropic];
 
 fn models(read_timeout: Duration) -> Models {
-    let client = reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .connect_timeout(READ_TIMEOUT)
-        .read_timeout(read_timeout)
-        .build();
+    let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).expect("an allow list"));
+    let client = egress.client(READ_TIMEOUT, Some(read_timeout));
     Models::new(client.expect("a client"))
 }
 

@@ -24,7 +24,6 @@ pub(crate) fn tokens(store: &Arc<dyn Store>, keys: &str) -> Arc<Tokens> {
     let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8", "localhost"]).unwrap());
     Tokens::new(TokenParts {
         client: egress.client(Duration::from_secs(5), None).unwrap(),
-        egress,
         keys: Arc::new(KeyRing::parse(keys).unwrap()),
         store: Arc::clone(store) as Arc<_>,
         clock: Arc::new(SystemClock),

@@ -114,6 +114,8 @@ async fn probed(database: Database) {
     assert!(seen["latency_ms"].is_u64());
     let names: Vec<&String> = seen["catalog"]["tools"].as_object().unwrap().keys().collect();
     assert_eq!(names, ["till_charge"]);
+    let tool = &seen["tools"][0];
+    assert_eq!((&tool["name"], &tool["input_schema"]["type"]), (&json!("charge"), &json!("object")), "{seen}");
     assert_eq!(seen["catalog"]["fingerprint"].as_str().unwrap().len(), 64);
     assert!(seen["warnings"][0]["message"].as_str().unwrap().contains("'refund'"), "{seen}");
     assert!(fake.seen().iter().all(|seen| seen.headers["authorization"] == "Bearer s3cret-value"));

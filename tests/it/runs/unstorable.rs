@@ -116,7 +116,7 @@ impl Server {
         let egress = Egress::new(EgressAllow::parse(["127.0.0.0/8"]).unwrap());
         let client = || egress.client(Duration::from_secs(5), None).unwrap();
         let keys = Arc::new(KeyRing::parse(MASTER_KEY).unwrap());
-        let pool = McpPool::new(client(), egress.clone(), crate::mcp::settings());
+        let pool = McpPool::new(client(), crate::mcp::settings());
         let tokens = crate::oauth::tokens(&store, MASTER_KEY);
         let dispatch = Arc::new(Dispatch::new(pool, egress.clone(), Arc::clone(&keys), Arc::clone(&store), tokens));
         let hub = Arc::new(Hub::new());

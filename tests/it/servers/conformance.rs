@@ -11,6 +11,9 @@ use crate::support::product::{Product, token};
 
 const FOLDER: &str = "clients/conformance";
 
+/// What the driver's token allows.
+const SCOPES: &str = "runs:read runs:write mcp:write";
+
 /// The whole product passes these scenarios of the suite, except exactly those of the baseline.
 async fn conforms(scenarios: [&str; 2], baseline: &str) {
     let Some(program) = testworld("conformance/node_modules/.bin/conformance") else { return };
@@ -26,7 +29,7 @@ async fn conforms(scenarios: [&str; 2], baseline: &str) {
     command.args(["--timeout", "120000"]);
     command.args(["--expected-failures", &file, "--output-dir"]).arg(results.path());
     command.env("PATH", path_with(program.parent().unwrap()));
-    command.env("COUNTERSIGN_URL", product.url("")).env("COUNTERSIGN_TOKEN", token("acme", "runs:read runs:write"));
+    command.env("COUNTERSIGN_URL", product.url("")).env("COUNTERSIGN_TOKEN", token("acme", SCOPES));
     let run = command.output().unwrap();
     let text = std::fs::read_to_string(root.join(&file)).unwrap();
     let named: BTreeSet<&str> = lines(&text, "- ").collect();
@@ -83,4 +86,26 @@ async fn the_suite_s_scenarios_that_the_revision_2026_07_28_requires_pass() {
 #[tokio::test]
 async fn the_suite_s_scenarios_of_extensions_pass() {
     conforms(["--suite", "extensions"], "baseline-extensions.yml").await;
+}
+
+/// The product passes this scenario in this revision, though neither of the lists above has it.
+async fn passes(scenario: &str, revision: &str) {
+    let Some(program) = testworld("conformance/node_modules/.bin/conformance") else { return };
+    let database = Database::sqlite().await;
+    let product = Product::start_with(&database.url, &[("COUNTERSIGN_MCP_IDLE_S", "1")]).await;
+    let mut command = Command::new(&program);
+    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.args(["client", "--command", &format!("python3 {FOLDER}/drive.py"), "--timeout", "120000"]);
+    command.args(["--scenario", scenario, "--spec-version", revision]);
+    command.env("PATH", path_with(program.parent().unwrap()));
+    command.env("COUNTERSIGN_URL", product.url("")).env("COUNTERSIGN_TOKEN", token("acme", SCOPES));
+    let run = command.output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success() && said.contains("Passed: "), "{said}");
+    assert!(!said.contains("SKIPPED") && !said.contains("FAILURE"), "{said}");
+}
+
+#[tokio::test]
+async fn every_keyword_of_a_tool_s_schema_reaches_whoever_looks_at_it() {
+    passes("json-schema-2020-12-preservation", "2026-07-28").await;
 }

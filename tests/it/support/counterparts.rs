@@ -33,18 +33,8 @@ pub(crate) async fn ledger_server(ledger: &Path) -> Option<Process> {
 
 /// An `OpenID` provider with the client `svc`, and a FastMCP server that takes its tokens only.
 pub(crate) async fn token_world() -> Option<(Process, Process)> {
-    let package = testworld("oidc/node_modules/oidc-provider/package.json")?;
     let python = testworld("py/bin/python")?;
-    let folder = package.ancestors().nth(3)?;
-    // Where the machine's node is too old, there is another beside the package.
-    let own = folder.join("node_modules/.bin/node");
-    let node = if own.exists() { own } else { "node".into() };
-    let provider = |port: u16| {
-        let mut command = Command::new(&node);
-        command.arg(world("oidc_provider.mjs")).arg(folder).arg(port.to_string());
-        command
-    };
-    let issuer = Process::start(provider).await;
+    let issuer = issuer("oidc-provider", "oidc_provider.mjs").await?;
     let server = |port: u16| {
         let mut command = Command::new(&python);
         command.arg(world("token_server.py")).args(["--port", &port.to_string(), "--issuer", &issuer.url("")]);
@@ -52,6 +42,25 @@ pub(crate) async fn token_world() -> Option<(Process, Process)> {
     };
     let server = Process::start(server).await;
     Some((issuer, server))
+}
+
+/// A token issuer whose keys can be changed, and that makes hostile tokens. `tests/world/jwt_issuer.mjs` says how.
+pub(crate) async fn jwt_issuer() -> Option<Process> {
+    issuer("oauth2-mock-server", "jwt_issuer.mjs").await
+}
+
+async fn issuer(package: &str, script: &str) -> Option<Process> {
+    let package = testworld(&format!("oidc/node_modules/{package}/package.json"))?;
+    let folder = package.ancestors().nth(3)?;
+    // Where the machine's node is too old, there is another beside the package.
+    let own = folder.join("node_modules/.bin/node");
+    let node = if own.exists() { own } else { "node".into() };
+    let command = |port: u16| {
+        let mut command = Command::new(&node);
+        command.arg(world(script)).arg(folder).arg(port.to_string());
+        command
+    };
+    Some(Process::start(command).await)
 }
 
 /// A FastMCP server whose streams can be resumed, and that writes the same ledger.
