@@ -113,6 +113,7 @@ fn events(run: &mut Draft, commit: &mut countersign::run::commit::Commit, output
             cause: None,
             rule: None,
             reason: None,
+            policy: None,
             duration_ms: Some(5),
         };
     }

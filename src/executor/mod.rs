@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Watched};
 use crate::model::Models;
+use crate::policy::Expressions;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
@@ -65,6 +66,8 @@ pub struct Parts {
     pub dispatch: Arc<Dispatch>,
     /// Asks models.
     pub models: Arc<Models>,
+    /// Evaluates the conditions of rules.
+    pub expressions: Expressions,
     /// Now, and fresh ids.
     pub clock: Arc<dyn Clock>,
     /// Every task of the server.

@@ -11,7 +11,7 @@ use super::stopped::Stopped;
 use crate::failpoint;
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
 use crate::run::event::Part;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, Ruling};
 use crate::run::history::prompt;
 use crate::run::ids::RunUid;
 use crate::run::message::ModelTurn;
@@ -114,7 +114,7 @@ impl Drive<'_> {
             .increment(1);
         match answer {
             Answer::Turn(turn, parts) => {
-                let rulings = turn.calls.iter().map(|call| self.gate.rule(&self.envelope.binding, call)).collect();
+                let rulings = self.rule(&turn).await;
                 self.decide(Fact::TurnEnded { turn, parts, rulings }).await
             }
             Answer::Failed(error) => self.give_up_or_wait(error).await,
@@ -153,6 +153,18 @@ impl Drive<'_> {
                 None => return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"))),
             }
         }
+    }
+
+    /// What the gate and the rules say of each call of a turn, in call order.
+    async fn rule(&mut self, turn: &ModelTurn) -> Vec<Ruling> {
+        let number = self.envelope.head.state.turns.saturating_add(1);
+        let mut rulings = Vec::with_capacity(turn.calls.len());
+        for call in &turn.calls {
+            let ruling = self.gate.rule(&self.envelope.binding, call);
+            let expressions = &self.shared.parts.expressions;
+            rulings.push(expressions.rule(&self.envelope, number, &call.tool, ruling).await);
+        }
+        rulings
     }
 
     async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {

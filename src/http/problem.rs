@@ -338,6 +338,17 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         CommandError::NameDeclared => {
             conflict("name-declared", "The name is taken", "the operator declares a server of this name for everybody")
         }
+        CommandError::NotEvaluated(why) => overloaded(&why),
+        CommandError::VersionExists => {
+            conflict("version-exists", "The version exists", "it is published with other content, and never changes")
+        }
+        CommandError::VersionDeprecated(version) => {
+            let detail = format!("version {version} is deprecated: no new runs are made of it");
+            conflict("version-deprecated", "The version is deprecated", detail)
+        }
+        CommandError::NothingBefore => {
+            conflict("nothing-before", "Nothing to go back to", "no other version was active before")
+        }
         CommandError::NotLookedUp(_) => overloaded("the database does not answer"),
         CommandError::InputNotFound => ApiError::NotFound("there is no such input").problem(),
         CommandError::RunExists => conflict("run-exists", "The id is taken", "a run of this id exists")

@@ -17,6 +17,7 @@ use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId, TenantId};
 use crate::run::message::{Content, Message, Picture, Role};
 use crate::run::outcome::ToolError;
+use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
 use crate::run::spec::{Limits, ModelSpec, Replay, SideEffectClass};
 use crate::run::time::Timestamp;
@@ -147,7 +148,7 @@ impl Run {
             id,
             status: head.status.code(),
             reason: head.status.reason(),
-            agent: None,
+            agent: spec.agent.map(String::from),
             model: spec.model,
             metadata: spec.metadata,
             binding_id: spec.binding_id,
@@ -322,6 +323,10 @@ pub(super) struct Receipt {
     since: Option<Timestamp>,
     /// Who decided last how it goes on, when somebody did.
     decided_by: Option<String>,
+    /// What the policies decided about the call before it was sent, where any are about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    policy: Option<Decision>,
     /// When the model made the call.
     created_at: Timestamp,
     /// When it was settled.
@@ -353,6 +358,7 @@ impl Receipt {
             cause: None,
             since: None,
             decided_by: call.decided_by.map(|actor| actor.as_str().to_owned()),
+            policy: call.judged.decision,
             created_at: call.created_at,
             settled_at: None,
         };

@@ -8,6 +8,7 @@ use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
+use super::policy::Judged;
 use super::spec::SideEffectClass;
 use super::time::Timestamp;
 
@@ -157,6 +158,8 @@ pub struct Call {
     pub task: Option<Task>,
     /// What is true of it now.
     pub stage: Stage,
+    /// What the rules said of it; nothing asks them again.
+    pub judged: Judged,
     /// Who decided last how it goes on, when somebody did.
     pub decided_by: Option<Actor>,
     /// When the model's turn was committed.

@@ -23,6 +23,7 @@
 )]
 
 pub mod address;
+pub mod agent;
 pub mod apply;
 pub mod approval;
 pub mod ask;
@@ -44,6 +45,7 @@ pub mod mend;
 pub mod message;
 pub mod offer;
 pub mod outcome;
+pub mod policy;
 pub mod refusal;
 pub mod result;
 pub mod sampling;

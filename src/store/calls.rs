@@ -11,6 +11,7 @@ use crate::run::ask::Asked;
 use crate::run::call::{Call, CallTarget, Stage, Task};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
+use crate::run::policy::Judged;
 use crate::run::time::Timestamp;
 
 /// A call without its arguments and its result.
@@ -31,6 +32,8 @@ struct CallDocument {
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
+    #[serde(default, skip_serializing_if = "Judged::is_empty")]
+    judged: Judged,
     created_at: Timestamp,
 }
 
@@ -96,6 +99,7 @@ impl CallRow {
             task: call.task.clone(),
             stage,
             decided_by: call.decided_by.clone(),
+            judged: call.judged.clone(),
             created_at: call.created_at,
         };
         let mut places = Places::new();
@@ -228,6 +232,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         asked: document.asked,
         task: document.task,
         decided_by: document.decided_by,
+        judged: document.judged,
         stage,
         created_at: document.created_at,
     })

@@ -12,6 +12,7 @@ mod model;
 mod oauth;
 mod protocol;
 mod registry;
+mod rules;
 mod runs;
 mod servers;
 mod source;

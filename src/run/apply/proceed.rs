@@ -1,8 +1,9 @@
 //! Brings a working run as far as it goes by rules alone.
 
 use super::draft::Draft;
+use super::trouble;
 use crate::run::commit::Commit;
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
 use crate::run::given::results;
 use crate::run::ids::CallKey;
@@ -18,7 +19,7 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
     let samples = draft.envelope.waits_for_sample();
     if draft.envelope.waits_for_person() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
-        if executing == 0 && !samples {
+        if executing == 0 && !samples && !trouble::fails(draft) {
             rest(draft);
         }
         return;
@@ -38,7 +39,9 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
-    let calls = draft.envelope.undecided_calls();
+    let envelope = &*draft.envelope;
+    let calls: Vec<_> =
+        envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
     if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
     }

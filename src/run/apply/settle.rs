@@ -1,7 +1,7 @@
 //! An attempt of a call ended: the receipt learns how.
 
 use super::draft::Draft;
-use super::{inputs, proceed};
+use super::{inputs, proceed, trouble};
 use crate::run::binding::{Warning, WarningKind};
 use crate::run::call::{Call, MAX_ATTEMPTS, MAX_TURNED_AWAY, Stage};
 use crate::run::commit::Commit;
@@ -120,7 +120,12 @@ pub(super) fn fail(draft: &mut Draft<'_>, key: CallKey, error: ToolError, output
 
 /// The answer is lost. A call that may be repeated is sent again by `proceed`, with the same key; one that only read
 /// has failed after its last attempt; every other one waits for a person, and the model is told nothing.
+/// Where rules say what is done about it, that is done instead.
 pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
+    if let Some(said) = trouble::on_unknown(draft, key) {
+        trouble::unknown(draft, key, cause, said);
+        return;
+    }
     let spent_reader = draft.envelope.calls.iter().find(|call| call.key == key).is_some_and(|call| {
         let reads = call.target.as_ref().is_some_and(|target| target.class == SideEffectClass::ReadOnly);
         reads && call.taken() >= MAX_ATTEMPTS
@@ -163,7 +168,7 @@ fn tell(draft: &mut Draft<'_>, key: CallKey, began: Option<Timestamp>) {
 
 /// The event of a call that has its result, or whose outcome is unknown.
 pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
-    let (mut output, mut error, mut cause, mut rule, mut reason) = (None, None, None, None, None);
+    let (mut output, mut error, mut cause, mut rule, mut reason, mut policy) = (None, None, None, None, None, None);
     match &call.stage {
         Stage::Completed { output: returned, .. } => output = Some(returned.clone()),
         Stage::Failed { error: why, output: returned, .. } => {
@@ -173,6 +178,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
         Stage::Rejected { rule: which, reason: why } => {
             rule = Some(which.clone());
             reason = Some(why.clone());
+            policy.clone_from(&call.judged.decision);
         }
         Stage::Indeterminate { cause: why, .. } => {
             cause = Some(why.code().to_owned());
@@ -191,6 +197,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
         cause,
         rule,
         reason,
+        policy,
         duration_ms,
     }
 }

@@ -3,6 +3,7 @@
 
 mod admin;
 mod administers;
+mod agents;
 mod approvals;
 mod commits;
 mod follow;

@@ -11,6 +11,7 @@ use countersign::executor::{Executor, ExecutorSettings, Parts};
 use countersign::mcp::McpPool;
 use countersign::model::Models;
 use countersign::net::{Egress, EgressAllow};
+use countersign::policy::Expressions;
 use countersign::run::call::Stage;
 use countersign::run::envelope::Envelope;
 use countersign::run::ids::{NodeId, RunUid, TenantId};
@@ -122,7 +123,9 @@ impl Server {
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::new(Picky(Arc::clone(&store))), Arc::clone(&hub));
         let (tracker, ended) = (TaskTracker::new(), CancellationToken::new());
+        let expressions = Expressions::start().unwrap();
         let parts = Parts {
+            expressions: expressions.clone(),
             store: Arc::clone(&store),
             journal: Arc::new(journal),
             dispatch: Arc::clone(&dispatch),
@@ -148,6 +151,7 @@ impl Server {
             hub,
             dispatch,
             keys,
+            expressions,
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,

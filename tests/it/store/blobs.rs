@@ -48,6 +48,7 @@ fn told(turn: u32, output: &Value) -> EventBody {
         cause: None,
         rule: None,
         reason: None,
+        policy: None,
         duration_ms: None,
     }
 }

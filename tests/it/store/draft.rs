@@ -185,6 +185,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         turned_away: 0,
         asked: None,
         task: None,
+        judged: countersign::run::policy::Judged::default(),
         decided_by: None,
         stage,
         created_at: at(0),

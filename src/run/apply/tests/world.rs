@@ -92,10 +92,18 @@ pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
         Some(tool) if tool.needs_approval => Ruling::Ask {
             target: envelope.binding.target(tool),
             input: json!({"amount": 5}),
+            judged: Box::default(),
             requirement: Box::new(Requirement::of_declaration(&tool.name)),
         },
-        Some(tool) => Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}) },
-        None => Ruling::Reject { rule: "unknown-tool".to_owned(), reason: "no such tool".to_owned(), input: json!({}) },
+        Some(tool) => {
+            Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}), judged: Box::default() }
+        }
+        None => Ruling::Reject {
+            rule: "unknown-tool".to_owned(),
+            reason: "no such tool".to_owned(),
+            input: json!({}),
+            judged: Box::default(),
+        },
     };
     let rulings = turn.calls.iter().map(rule).collect();
     Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
