@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
+use super::clean::clean;
 use super::drive::Drive;
 use super::stopped::Stopped;
 use crate::failpoint;
@@ -38,6 +39,9 @@ struct Unsent {
 
 impl Unsent {
     fn text(&mut self, more: &str) {
+        if more.is_empty() {
+            return;
+        }
         if let Some(Part::TextDelta { text, .. }) = self.parts.last_mut() {
             text.push_str(more);
         } else {
@@ -47,6 +51,9 @@ impl Unsent {
     }
 
     fn reasoning(&mut self, more: &str) {
+        if more.is_empty() {
+            return;
+        }
         if let Some(Part::ReasoningDelta { text, .. }) = self.parts.last_mut() {
             text.push_str(more);
         } else {
@@ -90,7 +97,8 @@ impl Drive<'_> {
                     model: spec.clone(),
                 };
                 failpoint::pass("model.request.before");
-                let stream = self.shared.parts.models.ask(request);
+                let told = dispatch.told_to(self.claim, &self.envelope.binding, spec, &self.secrets).await;
+                let stream = clean(self.shared.parts.models.ask(request), told);
                 let answer = self.follow(stream).await?;
                 failpoint::pass("model.answer.after");
                 answer
@@ -164,6 +172,7 @@ impl Drive<'_> {
             ModelErrorKind::Retryable { after } => ("model-error", Some(after)),
             ModelErrorKind::ContextOverflow => ("context-overflow", None),
             ModelErrorKind::Refused => ("model-error", None),
+            ModelErrorKind::ToolRefused => ("model-tool-refused", None),
         };
         let error = RunError::new(code, failed.message);
         self.decide(Fact::ModelFailed { error, retry: after.is_some() }).await?;

@@ -19,6 +19,7 @@ mod problem;
 mod query;
 mod readers;
 mod records;
+mod refused;
 mod runs;
 mod schema;
 mod secrets;

@@ -15,7 +15,7 @@ use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId, TenantId};
-use crate::run::message::{Content, Message, Role};
+use crate::run::message::{Content, Message, Picture, Role};
 use crate::run::outcome::ToolError;
 use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
@@ -225,7 +225,26 @@ pub(super) enum ContentView {
         output: Value,
         /// Whether the model is told that the call failed.
         is_error: bool,
+        /// Pictures that the model is shown besides; the receipt has them whole.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        #[schema(required = false)]
+        pictures: Vec<PictureView>,
     },
+}
+
+/// A picture of a tool's result.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct PictureView {
+    /// `image/png`, `image/jpeg`, `image/gif` or `image/webp`.
+    media_type: String,
+    /// Bytes of its base64 text.
+    bytes: usize,
+}
+
+impl From<Picture> for PictureView {
+    fn from(picture: Picture) -> Self {
+        Self { media_type: picture.media_type, bytes: picture.data.len() }
+    }
 }
 
 impl From<Message> for MessageView {
@@ -234,8 +253,9 @@ impl From<Message> for MessageView {
             Content::Text { text } => ContentView::Text { text },
             Content::Reasoning { text, native: _ } => ContentView::Reasoning { text },
             Content::ToolCall { call_id, tool, input } => ContentView::ToolCall { call_id, tool, input },
-            Content::ToolResult { call_id, tool, output, is_error } => {
-                ContentView::ToolResult { call_id, tool, output, is_error }
+            Content::ToolResult { call_id, tool, output, is_error, pictures } => {
+                let pictures = pictures.into_iter().map(PictureView::from).collect();
+                ContentView::ToolResult { call_id, tool, output, is_error, pictures }
             }
         });
         let content = content.collect();

@@ -13,6 +13,7 @@ use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::{Status, SuspendReason};
 use super::time::Timestamp;
+use super::view::ViewLimits;
 
 /// Everything that is true of a run. Calls of earlier turns are settled and stay in the store.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +44,8 @@ pub struct Envelope {
     pub announced: bool,
     /// Whether readers were told that the next turn begins; never stored.
     pub turn_told: bool,
+    /// How much of its calls' results the model is told, as the driver says; never stored. What it was told is.
+    pub view: ViewLimits,
 }
 
 /// How far a leg has come.

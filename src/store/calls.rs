@@ -23,6 +23,8 @@ struct CallDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target: Option<CallTarget>,
     attempt: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    turned_away: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<Box<Asked>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,6 +35,11 @@ struct CallDocument {
     #[serde(default, skip_serializing_if = "Judged::is_empty")]
     judged: Judged,
     created_at: Timestamp,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that the attribute asks for")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A stage without the backend's result.
@@ -87,6 +94,7 @@ impl CallRow {
             tool: call.tool.clone(),
             target: call.target.clone(),
             attempt: call.attempt,
+            turned_away: call.turned_away,
             asked: call.asked.clone(),
             task: call.task.clone(),
             stage,
@@ -220,6 +228,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         input: json_value("call input", input)?,
         target: document.target,
         attempt: document.attempt,
+        turned_away: document.turned_away,
         asked: document.asked,
         task: document.task,
         decided_by: document.decided_by,

@@ -2,17 +2,16 @@
 
 use super::draft::Draft;
 use super::trouble;
-use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
+use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
-use crate::run::tool_result::model_text;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
@@ -68,22 +67,8 @@ fn give_results(draft: &mut Draft<'_>) {
     if given || draft.envelope.calls.is_empty() {
         return;
     }
-    let results = draft.envelope.calls.iter().filter_map(result).collect();
-    draft.message(turn, Role::Tool, results);
-}
-
-fn result(call: &Call) -> Option<Content> {
-    let (output, is_error) = match &call.stage {
-        Stage::Rejected { reason, .. } => (reason.clone().into(), true),
-        Stage::Completed { output, .. } => (model_text(output), false),
-        Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Proposed
-        | Stage::Pending
-        | Stage::Executing { .. }
-        | Stage::Waiting { .. }
-        | Stage::Indeterminate { .. } => return None,
-    };
-    Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
+    let content = results(&draft.envelope.calls, draft.envelope.view);
+    draft.message(turn, Role::Tool, content);
 }
 
 /// The next turn begins, unless a limit stands before it.

@@ -140,6 +140,7 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 input,
                 target,
                 attempt: 0,
+                turned_away: 0,
                 asked: None,
                 task: None,
                 stage,

@@ -15,6 +15,7 @@ use countersign::policy::Expressions;
 use countersign::run::call::Stage;
 use countersign::run::envelope::Envelope;
 use countersign::run::ids::{NodeId, RunUid, TenantId};
+use countersign::run::view::ViewLimits;
 use countersign::secrets::KeyRing;
 use countersign::store::hub::Hub;
 use countersign::store::journal::Journal;
@@ -138,6 +139,7 @@ impl Server {
             tenant_max_running: 10,
             tenant_max_calls: 10,
             catalog_max_age: Duration::ZERO,
+            view: ViewLimits::default(),
         };
         let executor = Executor::new(parts, settings);
         executor.register().await.unwrap();

@@ -63,8 +63,9 @@ fn settled(run: &mut Draft, output: &Value) -> Commit {
     commit.messages[0].content = vec![Content::ToolResult {
         call_id: CallId::new("c"),
         tool: "charge".to_owned(),
-        output: tool_result::model_text(output),
+        output: tool_result::told(output).output,
         is_error: false,
+        pictures: Vec::new(),
     }];
     commit
 }

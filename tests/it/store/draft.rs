@@ -182,6 +182,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
             replay: false,
         }),
         attempt: 1,
+        turned_away: 0,
         asked: None,
         task: None,
         judged: countersign::run::policy::Judged::default(),
