@@ -64,7 +64,7 @@ async fn b232_what_cannot_be_evaluated_says_why() {
         ("args.text > 5", "no matching overload"),
         ("args.text", "neither true nor false but a value of type string"),
         ("args.list[7] == 1", "out of bounds"),
-        ("args.text.size", "no such member"),
+        ("args.text.size", "no matching overload"),
         ("args.list.all(x, x.y)", ""),
         ("run.metadata.missing == 'x'", "there is no field \"missing\""),
         ("int(args.text) > 5", ""),

@@ -23,7 +23,7 @@ pub(super) fn on_unknown(draft: &Draft<'_>, key: CallKey) -> Option<Trouble> {
         return None;
     }
     match call.judged.on_trouble(Trigger::Indeterminate)? {
-        Trouble::Retry if is_irreversible(call) || call.attempt >= MAX_ATTEMPTS => None,
+        Trouble::Retry if is_irreversible(call) || call.taken() >= MAX_ATTEMPTS => None,
         said => Some(said.clone()),
     }
 }

@@ -8,9 +8,9 @@ use super::{Site, faults, pointers};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
-    b247_a_version_never_changes_and_deployments_say_which_one_runs_get => versions,
-    b247_a_run_keeps_its_version_and_says_less_only_beside_it => runs,
-    agents_are_their_tenants_and_every_change_is_in_the_audit => tenants,
+    b247_a_version_never_changes_and_deployments_say_which_one_runs_get,
+    b247_a_run_keeps_its_version_and_says_less_only_beside_it,
+    agents_are_their_tenants_and_every_change_is_in_the_audit,
 }
 
 fn manifest(site: &Site, says: &str) -> Value {
@@ -30,7 +30,7 @@ async fn deploy(site: &Site, version: &str) -> crate::http::harness::Answer {
     site.send(Method::POST, "/v1/agents/billing/charger/deployments", &json!({ "version": version })).await
 }
 
-async fn versions(database: Database) {
+async fn b247_a_version_never_changes_and_deployments_say_which_one_runs_get(database: Database) {
     let site = Site::on(database).await;
     let one = manifest(&site, "one");
     let made = publish(&site, "1.0.0", &one).await;
@@ -100,7 +100,7 @@ fn yaml_request(path: &str, token: &str, body: &str) -> Request<Body> {
         .unwrap()
 }
 
-async fn runs(database: Database) {
+async fn b247_a_run_keeps_its_version_and_says_less_only_beside_it(database: Database) {
     let site = Site::on(database).await;
     let mut one = manifest(&site, "one");
     one["secrets"] = json!(["key"]);
@@ -163,7 +163,7 @@ async fn runs(database: Database) {
     assert_eq!(pointers(&create(json!({ "input": "Go." })).await), ["/model"]);
 }
 
-async fn tenants(database: Database) {
+async fn agents_are_their_tenants_and_every_change_is_in_the_audit(database: Database) {
     let site = Site::on(database).await;
     assert_eq!(publish(&site, "1.0.0", &manifest(&site, "one")).await.status, 201);
     assert_eq!(deploy(&site, "1.0.0").await.status, 201);

@@ -6,16 +6,17 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::{Site, faults, pointers};
+use crate::http::harness::demo_mcp;
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::Reply;
 
 both_stores! {
-    b206_b226_b235_a_denied_call_is_not_sent_and_the_model_reads_why => denied,
-    b225_a_call_over_the_limit_waits_for_an_approval_and_one_under_it_does_not => asked,
-    b227_b232_only_what_a_rule_allows_is_sent_and_what_cannot_be_evaluated_is_not => allowed,
-    b229_changed_arguments_are_judged_again_and_unchanged_ones_are_not => changed,
-    rules_of_a_registered_server_hold_in_every_run_that_names_it => registered,
-    b214_a_rule_says_what_is_done_about_an_unknown_outcome => unknown_outcome,
+    b206_b226_b235_a_denied_call_is_not_sent_and_the_model_reads_why,
+    b225_a_call_over_the_limit_waits_for_an_approval_and_one_under_it_does_not,
+    b227_b232_only_what_a_rule_allows_is_sent_and_what_cannot_be_evaluated_is_not,
+    b229_changed_arguments_are_judged_again_and_unchanged_ones_are_not,
+    rules_of_a_registered_server_hold_in_every_run_that_names_it,
+    b214_a_rule_says_what_is_done_about_an_unknown_outcome,
 }
 
 fn cap(amount: u32) -> Value {
@@ -27,7 +28,7 @@ fn review() -> Value {
     json!({ "name": "review", "when": "args.amount > 1000", "action": "require_approval", "reason": "Over 1000." })
 }
 
-async fn denied(database: Database) {
+async fn b206_b226_b235_a_denied_call_is_not_sent_and_the_model_reads_why(database: Database) {
     let site = Site::on(database).await;
     let calls =
         [("charge", json!({ "amount": 800 })), ("look", json!({ "amount": 800 })), ("charge", json!({ "amount": 5 }))];
@@ -51,7 +52,7 @@ async fn denied(database: Database) {
     assert_eq!(receipts, [(&json!("call_2"), &Value::Null), (&json!("call_3"), &json!("allow"))]);
 }
 
-async fn asked(database: Database) {
+async fn b225_a_call_over_the_limit_waits_for_an_approval_and_one_under_it_does_not(database: Database) {
     let site = Site::on(database).await;
     let bob = site.server.token("acme", "bob", "approvals:decide runs:read");
     let run = site.settled(&site.calling("small", &[("charge", json!({ "amount": 500 }))], json!([review()]))).await;
@@ -83,7 +84,7 @@ async fn ended(site: &Site, id: &str) -> Value {
     site.get(&path).await
 }
 
-async fn allowed(database: Database) {
+async fn b227_b232_only_what_a_rule_allows_is_sent_and_what_cannot_be_evaluated_is_not(database: Database) {
     let site = Site::on(database).await;
     let usd = json!({ "name": "usd", "scope": "tool:charge", "when": "args.currency in ['USD']", "action": "allow",
         "reason": "Dollars only." });
@@ -112,7 +113,7 @@ async fn allowed(database: Database) {
     assert!(told("call_4").contains("no policy that allows"), "{}", told("call_4"));
 }
 
-async fn changed(database: Database) {
+async fn b229_changed_arguments_are_judged_again_and_unchanged_ones_are_not(database: Database) {
     let site = Site::on(database).await;
     let bob = site.server.token("acme", "bob", "approvals:decide runs:read");
     let never = json!({ "name": "never", "when": "args.amount > 10000", "action": "deny", "reason": "Never." });
@@ -137,7 +138,7 @@ async fn changed(database: Database) {
     assert_eq!((&outputs[0]["stage"], &outputs[0]["rule"]), (&json!("rejected"), &json!("never")), "{outputs:?}");
 }
 
-async fn registered(database: Database) {
+async fn rules_of_a_registered_server_hold_in_every_run_that_names_it(database: Database) {
     let site = Site::on(database).await;
     let put = async |policies: Value| {
         let body = json!({ "url": site.fake.url(), "policies": policies });
@@ -160,7 +161,7 @@ async fn registered(database: Database) {
     assert_eq!(pointers(&wrong), ["/policies/0/scope", "/policies/1/name", "/policies/1/when"]);
 }
 
-async fn unknown_outcome(database: Database) {
+async fn b214_a_rule_says_what_is_done_about_an_unknown_outcome(database: Database) {
     let site = Site::on(database).await;
     let seen_before = AtomicBool::new(false);
     site.fake.on_call(move |seen| {
@@ -292,4 +293,23 @@ async fn b232_b248_rules_that_cannot_be_honoured_are_refused_with_every_pointer(
         .await;
     assert_eq!(run["warnings"][0]["setting"], "policies", "{run}");
     assert!(run["warnings"][0]["message"].as_str().unwrap().contains("'chrage'"), "{run}");
+}
+
+#[tokio::test]
+async fn the_rules_of_the_readme_do_what_it_says() {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    let (_, rest) = readme.split_once("## Rules for calls").unwrap();
+    let (_, rest) = rest.split_once("-d '").unwrap();
+    let (body, _) = rest.split_once("'\n```").unwrap();
+    let site = Site::on(Database::sqlite().await).await;
+    let (url, ledger, _demo) = demo_mcp().await;
+    let body: Value = serde_json::from_str(&body.replace("http://127.0.0.1:PORT/mcp", &url)).unwrap();
+    let run = site.settled(&body).await;
+    assert_eq!((&run["status"], &run["reason"]), (&json!("suspended"), &json!("approval-required")), "{run}");
+    assert_eq!(site.outputs("rules-demo").await[0]["rule"], "cap");
+    let path = "/v1/runs/rules-demo/approvals/call_2";
+    assert_eq!(site.send(Method::POST, path, &json!({ "decision": "approve" })).await.status, 200);
+    assert_eq!(ended(&site, "rules-demo").await["status"], "completed");
+    let amounts: Vec<Value> = ledger.entries().into_iter().map(|entry| entry.arguments["amount"].clone()).collect();
+    assert_eq!(amounts, [json!(500)]);
 }
