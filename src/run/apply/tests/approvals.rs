@@ -100,7 +100,11 @@ fn b229_changed_arguments_clear_earlier_votes_and_are_what_is_sent() {
     let mut run = asked(&[("a", "charge")], &json!({"required": 2}));
     vote(&mut run, 0, "bob", Verdict::Approve, None);
     let digest = run.head.state.approvals.open[0].approval.input_digest.clone();
-    let changed = Some(Ruling::Admit { target: run.calls[0].target.clone().unwrap(), input: json!({"amount": 3}) });
+    let changed = Some(Ruling::Admit {
+        target: run.calls[0].target.clone().unwrap(),
+        input: json!({"amount": 3}),
+        judged: Box::default(),
+    });
     vote(&mut run, 0, "carol", Verdict::Approve, changed);
     let approval = &run.head.state.approvals.open[0].approval;
     assert_eq!((approval.votes.len(), &approval.input), (1, &json!({"amount": 3})));
@@ -117,7 +121,7 @@ fn b229_changed_arguments_never_make_it_easier_and_what_a_rule_denies_stays_deni
         let rule: ApprovalRule = serde_json::from_value(rule).unwrap();
         let requirement = Box::new(Requirement::new(rule, "much", "It is very much."));
         let target = run.calls[0].target.clone().unwrap();
-        Some(Ruling::Ask { target, input: json!({"amount": 9000}), requirement })
+        Some(Ruling::Ask { target, input: json!({"amount": 9000}), requirement, judged: Box::default() })
     };
     let mut run = asked(&[("a", "charge")], &json!({}));
     let fact = vote_on(&run, 0, "bob", Verdict::Approve, ask(&run, json!({"required": 3})));
@@ -130,7 +134,12 @@ fn b229_changed_arguments_never_make_it_easier_and_what_a_rule_denies_stays_deni
     let mut run = asked(&[("a", "charge")], &json!({}));
     let others = ask(&run, json!({"approvers": {"subjects": ["carol"]}}));
     assert_eq!(refused(&run, vote_on(&run, 0, "bob", Verdict::Approve, others)), Refusal::NotAnApprover);
-    let denied = Ruling::Reject { rule: "ceiling".into(), reason: "Never.".into(), input: json!({"amount": 9000}) };
+    let denied = Ruling::Reject {
+        rule: "ceiling".into(),
+        reason: "Never.".into(),
+        input: json!({"amount": 9000}),
+        judged: Box::default(),
+    };
     let fact = vote_on(&run, 0, "bob", Verdict::Approve, Some(denied));
     let commit = decide(&mut run, fact);
     assert_eq!((statuses(&commit), stages(&run)), (vec!["denied"], vec!["rejected"]));

@@ -264,7 +264,8 @@ impl World {
             1 => vote_on(&self.memory, at, "bob", Verdict::Deny, None),
             2 => {
                 let target = self.memory.calls.iter().find(|call| call.key == open.call).unwrap().target.clone();
-                let changed = Ruling::Admit { target: target.unwrap(), input: json!({"amount": 3}) };
+                let changed =
+                    Ruling::Admit { target: target.unwrap(), input: json!({"amount": 3}), judged: Box::default() };
                 vote_on(&self.memory, at, "bob", Verdict::Approve, Some(changed))
             }
             _ => vote_on(&self.memory, at, "bob", Verdict::Approve, None),
