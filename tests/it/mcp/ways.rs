@@ -11,7 +11,6 @@ use countersign::run::spec::Timeouts;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use super::deaf::{full_port, untrusted_tls};
 use super::{acme, call, call_as, charge, class, pool, settings, target};

@@ -121,7 +121,7 @@ fn b229_changed_arguments_never_make_it_easier_and_what_a_rule_denies_stays_deni
         let rule: ApprovalRule = serde_json::from_value(rule).unwrap();
         let requirement = Box::new(Requirement::new(rule, "much", "It is very much."));
         let target = run.calls[0].target.clone().unwrap();
-        Some(Ruling::Ask { target, input: json!({"amount": 9000}), requirement, judged: Box::default() })
+        Some(Ruling::Ask { target, input: json!({"amount": 9000}), judged: Box::default(), requirement })
     };
     let mut run = asked(&[("a", "charge")], &json!({}));
     let fact = vote_on(&run, 0, "bob", Verdict::Approve, ask(&run, json!({"required": 3})));

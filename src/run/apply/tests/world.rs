@@ -92,8 +92,8 @@ pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
         Some(tool) if tool.needs_approval => Ruling::Ask {
             target: envelope.binding.target(tool),
             input: json!({"amount": 5}),
-            requirement: Box::new(Requirement::of_declaration(&tool.name)),
             judged: Box::default(),
+            requirement: Box::new(Requirement::of_declaration(&tool.name)),
         },
         Some(tool) => {
             Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}), judged: Box::default() }
