@@ -7,9 +7,11 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 
 use super::faults::{Faults, LATER};
-use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::input::check_input;
+use super::request::{CreateRun, LimitsRequest};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::dispatch::Schema;
 use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::apply::{NewRun, admit};
@@ -190,12 +192,7 @@ impl Commands {
         let mut faults = Faults::default();
         let id = request.id.map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
-        refuse_later_fields(
-            request.agent.as_ref(),
-            request.continue_from.as_ref(),
-            request.output_schema.as_ref(),
-            &mut faults,
-        );
+        faults.require(request.agent.is_none(), "/agent", LATER);
         faults.require(request.tools.is_none_or(|tools| tools.is_empty()), "/tools", LATER);
         faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
         let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
@@ -205,7 +202,13 @@ impl Commands {
         check_metadata(&metadata, &mut faults);
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
         let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults).await?;
-        let input = check_input(request.input, &mut faults);
+        if let Some(schema) = &request.output_schema
+            && let Err(fault) = Schema::compile(schema)
+        {
+            faults.add("/output_schema", format!("is not a JSON Schema: {fault}"));
+        }
+        let mut input = self.carried(asker, request.continue_from.as_deref(), &request.model, &mut faults).await?;
+        input.extend(check_input(request.input, request.model.provider, &mut faults));
         faults.finish()?;
         let spec = RunSpec {
             model: request.model,
@@ -213,6 +216,8 @@ impl Commands {
             on_catalog_change: request.on_catalog_change.unwrap_or_default(),
             binding_id: request.binding_id,
             limits,
+            output_schema: request.output_schema,
+            continue_from: request.continue_from,
             metadata,
             priority: request.priority.unwrap_or_default(),
         };
@@ -254,17 +259,6 @@ impl Commands {
     }
 }
 
-fn refuse_later_fields(
-    agent: Option<&String>,
-    continue_from: Option<&String>,
-    output_schema: Option<&serde_json::Value>,
-    faults: &mut Faults,
-) {
-    faults.require(agent.is_none(), "/agent", LATER);
-    faults.require(continue_from.is_none(), "/continue_from", LATER);
-    faults.require(output_schema.is_none(), "/output_schema", LATER);
-}
-
 fn check_secrets(secrets: &RunSecrets, faults: &mut Faults) {
     faults.require(secrets.count() <= 32, "/secrets", "at most 32 secrets");
     for (name, value) in secrets.opened() {
@@ -300,30 +294,4 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);
     faults.require(parallel, "/limits/max_parallel_tool_calls", "must be 1 to 100");
     limits
-}
-
-fn check_input(input: RunInput, faults: &mut Faults) -> Vec<(Role, Vec<Content>)> {
-    let messages = match input {
-        RunInput::Text(text) => {
-            faults.require(!text.is_empty(), "/input", "must not be empty");
-            return vec![(Role::User, vec![Content::Text { text }])];
-        }
-        RunInput::Messages(messages) => messages,
-    };
-    faults.require(!messages.is_empty(), "/input", "must not be empty");
-    let read = |message: super::request::InputMessage| {
-        let role = match message.role {
-            InputRole::System => Role::System,
-            InputRole::User => Role::User,
-            InputRole::Assistant => Role::Assistant,
-        };
-        let content = match message.content {
-            InputContent::Text(text) => vec![Content::Text { text }],
-            InputContent::Parts(parts) => {
-                parts.into_iter().map(|InputPart::Text { text }| Content::Text { text }).collect()
-            }
-        };
-        (role, content)
-    };
-    messages.into_iter().map(read).collect()
 }

@@ -3,12 +3,14 @@
 mod approval_tokens;
 mod approvals;
 mod cancel;
+mod carried;
 mod create;
 mod deadlines;
 mod delete;
 mod entries;
 mod entry;
 mod faults;
+mod input;
 mod inputs;
 mod reconcile;
 mod registration;

@@ -40,7 +40,7 @@ fn wrong_fields() -> Vec<(&'static str, Value, &'static str)> {
         ("agent", json!("ns/a"), "/agent"),
         ("tools", json!([{}]), "/tools"),
         ("policies", json!([{}]), "/policies"),
-        ("output_schema", json!({}), "/output_schema"),
+        ("output_schema", json!({ "type": "nonsense" }), "/output_schema"),
         ("continue_from", json!("x"), "/continue_from"),
         ("on_catalog_change", json!("maybe"), "/on_catalog_change"),
         ("metadata", json!({ "a": 1 }), "/metadata/a"),

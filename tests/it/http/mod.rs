@@ -2,6 +2,8 @@
 
 mod cancel;
 mod catalogs;
+mod contents;
+mod continued;
 mod delete;
 mod document;
 mod faults;
@@ -18,3 +20,4 @@ mod retention;
 mod said;
 mod sampling;
 mod streams;
+mod structured;

@@ -92,7 +92,7 @@ pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
         None => Ruling::Reject { rule: "unknown-tool".to_owned(), reason: "no such tool".to_owned(), input: json!({}) },
     };
     let rulings = turn.calls.iter().map(rule).collect();
-    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
+    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings, structured: None }
 }
 
 pub(super) fn done(key: CallKey) -> Fact {
