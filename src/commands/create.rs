@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 
 use super::agents::MadeOf;
 use super::faults::{Faults, LATER};
+use super::input::check_input;
 use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
-use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::request::{CreateRun, LimitsRequest};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::dispatch::{Catalogs, Watched};
@@ -196,18 +197,19 @@ impl Commands {
         let mut faults = Faults::default();
         let id = request.id.take().map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
-        faults.require(request.continue_from.is_none(), "/continue_from", LATER);
         let secrets: RunSecrets = request.secrets.take().unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
         let metadata = request.metadata.take().unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let priority = request.priority.unwrap_or_default();
-        let input = check_input(request.input.clone(), &mut faults);
+        let (given, continue_from) = (request.input.clone(), request.continue_from.take());
         let Some((declaring, beside)) = self.declared_by(asker, request, &secrets, &mut faults).await? else {
             return Err(faults.into());
         };
         let declared = self.check_declared(asker, declaring, &secrets, &mut faults).await?;
         let limits = beside.limits(&declared.limits, &mut faults);
+        let mut input = self.carried(asker, continue_from.as_deref(), &declared.model, &mut faults).await?;
+        input.extend(check_input(given, declared.model.provider, &mut faults));
         faults.finish()?;
         let spec = RunSpec {
             agent: beside.agent,
@@ -217,6 +219,8 @@ impl Commands {
             on_catalog_change: declared.on_catalog_change,
             binding_id: beside.binding_id.or(declared.binding_id),
             limits,
+            output_schema: declared.output_schema,
+            continue_from,
             metadata,
             priority,
         };
@@ -342,30 +346,4 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);
     faults.require(parallel, "/limits/max_parallel_tool_calls", "must be 1 to 100");
     limits
-}
-
-fn check_input(input: RunInput, faults: &mut Faults) -> Vec<(Role, Vec<Content>)> {
-    let messages = match input {
-        RunInput::Text(text) => {
-            faults.require(!text.is_empty(), "/input", "must not be empty");
-            return vec![(Role::User, vec![Content::Text { text }])];
-        }
-        RunInput::Messages(messages) => messages,
-    };
-    faults.require(!messages.is_empty(), "/input", "must not be empty");
-    let read = |message: super::request::InputMessage| {
-        let role = match message.role {
-            InputRole::System => Role::System,
-            InputRole::User => Role::User,
-            InputRole::Assistant => Role::Assistant,
-        };
-        let content = match message.content {
-            InputContent::Text(text) => vec![Content::Text { text }],
-            InputContent::Parts(parts) => {
-                parts.into_iter().map(|InputPart::Text { text }| Content::Text { text }).collect()
-            }
-        };
-        (role, content)
-    };
-    messages.into_iter().map(read).collect()
 }

@@ -105,6 +105,9 @@ pub struct HeadState {
     /// What waits for votes.
     #[serde(default, skip_serializing_if = "Approvals::is_empty")]
     pub approvals: Approvals,
+    /// Whether the model was asked to mend its final answer: that is done once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repaired: bool,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,

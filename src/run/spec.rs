@@ -38,6 +38,12 @@ pub struct RunSpec {
     /// What the run may use over its whole life.
     #[serde(default)]
     pub limits: Limits,
+    /// JSON Schema of the final answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_schema: Option<Value>,
+    /// The run whose messages were carried over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continue_from: Option<String>,
     /// The caller's own labels.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,

@@ -48,6 +48,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         usage: Usage::default(),
         progressed: false,
         asks: Asks::default(),
+        repaired: false,
         model_failures: 0,
         catalog_failures: 0,
         approvals: Approvals::default(),

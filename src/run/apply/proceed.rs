@@ -72,7 +72,7 @@ fn give_results(draft: &mut Draft<'_>) {
 }
 
 /// The next turn begins, unless a limit stands before it.
-fn ask_again(draft: &mut Draft<'_>) {
+pub(super) fn ask_again(draft: &mut Draft<'_>) {
     if let Some(reason) = limit_before_turn(draft) {
         draft.envelope.head.state.output = last_text(draft.envelope);
         draft.finish(Status::Stopped(reason));
@@ -115,12 +115,18 @@ fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
 /// What the model said last: kept as the output of a run that a rule ended.
 pub(super) fn last_text(envelope: &Envelope) -> Option<RunOutput> {
     let said = envelope.messages.iter().rev().find(|message| message.role == Role::Assistant)?;
+    // What another run or the caller says that a model said is not this run's output.
+    let said = Some(said).filter(|said| said.turn > 0)?;
     let text: String = said
         .content
         .iter()
         .filter_map(|content| match content {
             Content::Text { text } => Some(text.as_str()),
-            Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+            Content::Image { .. }
+            | Content::File { .. }
+            | Content::Reasoning { .. }
+            | Content::ToolCall { .. }
+            | Content::ToolResult { .. } => None,
         })
         .collect();
     (!text.is_empty()).then_some(RunOutput { text, structured: None })

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::draft::Draft;
 use super::{approvals, proceed, require_asking, settle};
 use crate::run::approval::{Requirement, Subject};
+use crate::run::binding::{Warning, WarningKind};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -18,6 +19,7 @@ use crate::run::refusal::Refusal;
 use crate::run::result::{RunError, RunOutput};
 use crate::run::spec::FinishReason;
 use crate::run::status::{Status, StopReason};
+use crate::run::structured::repair;
 use crate::run::time::Timestamp;
 
 /// Failed requests in a row after which a run is given up.
@@ -66,7 +68,7 @@ pub(super) fn ended(
     envelope: &mut Envelope,
     turn: ModelTurn,
     parts: Vec<Part>,
-    rulings: Vec<Ruling>,
+    (rulings, structured): (Vec<Ruling>, Option<Result<Value, String>>),
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
@@ -93,12 +95,35 @@ pub(super) fn ended(
         draft.envelope.head.state.output = proceed::last_text(draft.envelope);
         draft.finish(Status::Stopped(reason));
     } else if silent {
-        draft.envelope.head.state.output = Some(RunOutput { text: turn.text, structured: None });
-        draft.finish(Status::Completed);
+        answer(&mut draft, number, turn.text, structured);
     } else {
         boundary(&mut draft, asks);
     }
     Ok(draft.commit())
+}
+
+/// The final answer. One that is not what was asked for is asked for once more.
+fn answer(draft: &mut Draft<'_>, number: u32, text: String, structured: Option<Result<Value, String>>) {
+    let structured = match structured.transpose() {
+        Ok(structured) => structured,
+        Err(fault) if draft.envelope.head.state.repaired => {
+            let message =
+                format!("The model's answer is not what `output_schema` asks for, also when asked again: {fault}.");
+            draft.fail(RunError::new("invalid-output", message));
+            return;
+        }
+        Err(fault) => {
+            draft.envelope.head.state.repaired = true;
+            let message = format!("The answer is not what was asked for, and the model is asked once more: {fault}.");
+            let (kind, code) = (WarningKind::Other, Some("invalid-output".to_owned()));
+            draft.warn(Warning { kind, setting: "output_schema".to_owned(), message, code });
+            draft.message(number, Role::User, vec![Content::Text { text: repair(&fault) }]);
+            proceed::ask_again(draft);
+            return;
+        }
+    };
+    draft.envelope.head.state.output = Some(RunOutput { text, structured });
+    draft.finish(Status::Completed);
 }
 
 /// A turn that was cut off executes none of its calls unless each is whole and valid.

@@ -54,6 +54,7 @@ impl Draft {
             tool_calls: 0,
             usage: Usage::default(),
             progressed: false,
+            repaired: false,
             model_failures: 0,
             asks: Asks::default(),
             catalog_failures: 0,
