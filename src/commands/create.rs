@@ -17,6 +17,7 @@ use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
+use crate::run::money::{self, Prices, Usd};
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
 use crate::run::time::Timestamp;
 use crate::secrets::RunSecrets;
@@ -206,6 +207,13 @@ impl Commands {
         let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
         let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults).await?;
         let input = check_input(request.input, &mut faults);
+        let sampled = entries.iter().filter_map(|entry| entry.sampling.as_ref().map(|sampling| &sampling.model));
+        let prices = self.allow.prices.for_models(std::iter::once(&request.model).chain(sampled.clone()));
+        if limits.max_cost_usd.is_some() {
+            for model in std::iter::once(&request.model).chain(sampled) {
+                check_price(&prices, model, &mut faults);
+            }
+        }
         faults.finish()?;
         let spec = RunSpec {
             model: request.model,
@@ -213,6 +221,7 @@ impl Commands {
             on_catalog_change: request.on_catalog_change.unwrap_or_default(),
             binding_id: request.binding_id,
             limits,
+            prices,
             metadata,
             priority: request.priority.unwrap_or_default(),
         };
@@ -284,15 +293,26 @@ fn check_metadata(metadata: &BTreeMap<String, String>, faults: &mut Faults) {
     }
 }
 
+/// A limit on money means nothing for a model of which nobody knows what it costs.
+pub(super) fn check_price(prices: &Prices, model: &ModelSpec, faults: &mut Faults) {
+    let name = money::name_of(model);
+    let detail = format!("the price of {name} is not known: the server's configuration names none");
+    faults.require(prices.of(model).is_some(), "/limits/max_cost_usd", &detail);
+}
+
 /// What is left out stays as in `base`.
 pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut Faults) -> Limits {
-    faults.require(request.max_cost_usd.is_none(), "/limits/max_cost_usd", LATER);
+    let max_cost_usd = request.max_cost_usd.map(|number| Usd::parse(&number.to_string()));
+    let is_money = max_cost_usd.is_none_or(|amount| amount.is_some_and(|amount| amount > Usd::ZERO));
+    let detail = "must be more than 0, at most 18000000, with at most 12 digits behind the point";
+    faults.require(is_money, "/limits/max_cost_usd", detail);
     let on_limit = request.on_limit.as_deref().unwrap_or("stop");
     faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
     let limits = Limits {
         max_turns: request.max_turns.unwrap_or(base.max_turns),
         max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
         max_tokens: request.max_tokens.or(base.max_tokens),
+        max_cost_usd: max_cost_usd.flatten().or(base.max_cost_usd),
         max_duration_s: request.max_duration_s.or(base.max_duration_s),
         max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
     };

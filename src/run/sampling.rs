@@ -4,6 +4,7 @@
 use super::ask::SampleRequest;
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
+use super::money::Usd;
 use super::spec::McpEntry;
 use super::time::Timestamp;
 
@@ -38,6 +39,17 @@ pub enum Denial {
         /// What is left.
         left: u64,
     },
+    /// The run's budget of money has no room for it.
+    #[error("it may cost {cost} dollars, and {left} of the run's budget are left")]
+    Cost {
+        /// What it may cost.
+        cost: Usd,
+        /// What is left.
+        left: Usd,
+    },
+    /// The run has a budget of money, and nobody said what the model costs.
+    #[error("the price of the model {0:?} is not known, and the run has a budget of money")]
+    NoPrice(String),
     /// The request is one that is not served.
     #[error("{0}")]
     Unsupported(String),
@@ -53,24 +65,28 @@ impl Denial {
             Self::Approval => "approval-refused",
             Self::MaxTokens { .. } => "max-tokens",
             Self::Budget { .. } => "budget.tokens",
+            Self::Cost { .. } | Self::NoPrice(_) => "budget.usd",
             Self::Unsupported(_) => "unsupported",
         }
     }
 }
 
-/// The tokens to reserve for a sample.
+/// What to reserve for a sample: tokens, and what they may cost where that is known.
 ///
 /// # Errors
 /// Why it is not made.
-pub fn rule(envelope: &Envelope, entry: &McpEntry, request: &SampleRequest, now: Timestamp) -> Result<u64, Denial> {
+pub fn rule(
+    envelope: &Envelope,
+    entry: &McpEntry,
+    request: &SampleRequest,
+    now: Timestamp,
+) -> Result<(u64, Option<Usd>), Denial> {
     let sampling = entry.sampling.as_ref().ok_or(Denial::NotOffered)?;
     let model = &sampling.model.name;
     if sampling.allowed_models.as_ref().is_some_and(|allowed| !allowed.contains(model)) {
         return Err(Denial::Model(model.clone()));
     }
-    let limits = envelope.limits();
-    let worked_s = u64::try_from(envelope.worked_ms(now) / 1000).unwrap_or(0);
-    if limits.max_duration_s.is_some_and(|most| worked_s >= most) {
+    if envelope.is_late(now) {
         return Err(Denial::Deadline);
     }
     match sampling.approval {
@@ -83,7 +99,14 @@ pub fn rule(envelope: &Envelope, entry: &McpEntry, request: &SampleRequest, now:
     }
     let cost = request.cost();
     match envelope.tokens_left() {
-        Some(left) if cost > left => Err(Denial::Budget { cost, left }),
-        Some(_) | None => Ok(cost),
+        Some(left) if cost > left => return Err(Denial::Budget { cost, left }),
+        Some(_) | None => {}
+    }
+    let price = envelope.spec.prices.of(&sampling.model);
+    let money = price.map(|price| price.of(request.most()));
+    match (envelope.cost_left(), money) {
+        (Some(_), None) => Err(Denial::NoPrice(model.clone())),
+        (Some(left), Some(cost)) if cost > left => Err(Denial::Cost { cost, left }),
+        (Some(_) | None, _) => Ok((cost, money)),
     }
 }

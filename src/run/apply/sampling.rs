@@ -12,6 +12,7 @@ use crate::run::event::EventBody;
 use crate::run::fact::SampleEnd;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::TurnUsage;
+use crate::run::money::Price;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
 use crate::run::sampling::{Denial, rule};
@@ -35,16 +36,17 @@ pub(super) fn asked(
     let call_id = call.call_id.clone();
     let mut draft = Draft::new(envelope, now);
     match ruled {
-        Ok(tokens) => {
+        Ok((tokens, cost_usd)) => {
             let asks = &mut draft.envelope.head.state.asks;
             asks.samples = asks.samples.saturating_add(1);
-            let reserved = Reservation { sample: asks.samples, call: key, question, server, model, tokens };
+            let reserved = Reservation { sample: asks.samples, call: key, question, server, model, tokens, cost_usd };
             asks.reserved.push(reserved.clone());
             let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
             draft.tell_sampling(&reserved, &call_id, "reserved", told);
         }
         Err(denial) => {
-            let refused = Reservation { sample: 0, call: key, question: None, server, model, tokens: 0 };
+            let refused =
+                Reservation { sample: 0, call: key, question: None, server, model, tokens: 0, cost_usd: None };
             draft.tell_sampling(&refused, &call_id, "refused", Told::why(denial.code(), denial.to_string()));
             if question.is_some() {
                 refuse(&mut draft, key, &denial);
@@ -81,6 +83,13 @@ fn refuse(draft: &mut Draft<'_>, key: CallKey, denial: &Denial) {
     go_on(draft);
 }
 
+/// What the model costs that the server of a call may have asked.
+fn price_of(envelope: &Envelope, key: CallKey) -> Option<Price> {
+    let call = envelope.calls.iter().find(|call| call.key == key)?;
+    let sampling = envelope.entry_of(call)?.sampling.as_ref()?;
+    envelope.spec.prices.of(&sampling.model).copied()
+}
+
 /// Settles a sample: what was reserved is free again, and what was used counts.
 pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: Timestamp) -> Result<Commit, Refusal> {
     let Some(reserved) = envelope.head.state.asks.reserved.iter().find(|reserved| reserved.sample == sample).cloned()
@@ -90,6 +99,7 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
     let key = reserved.call;
     let call_id = envelope.calls.iter().find(|call| call.key == key).map(|call| call.call_id.clone());
     let Some(call_id) = call_id else { return Err(Refusal::Impossible("a sample belongs to a call")) };
+    let price = price_of(envelope, key);
     let mut draft = Draft::new(envelope, now);
     draft.progress();
     let state = &mut draft.envelope.head.state;
@@ -98,8 +108,8 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
         SampleEnd::Made { usage, .. } => *usage,
         SampleEnd::Failed { .. } => TurnUsage::default(),
     };
-    state.usage.count(usage);
-    state.asks.usage.count(usage);
+    state.usage.count(usage, price.as_ref());
+    state.asks.usage.count(usage, price.as_ref());
     match end {
         SampleEnd::Made { sample, usage } => {
             let told = Told { usage: Some(usage), ..Told::default() };

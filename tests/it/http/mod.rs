@@ -1,5 +1,6 @@
 //! The HTTP contract, against the router in this process: real store, real executor, scripted models.
 
+mod budgets;
 mod cancel;
 mod catalogs;
 mod delete;

@@ -14,6 +14,7 @@ use countersign::net::{Egress, EgressAllow};
 use countersign::run::call::Stage;
 use countersign::run::envelope::Envelope;
 use countersign::run::ids::{NodeId, RunUid, TenantId};
+use countersign::run::money::Prices;
 use countersign::secrets::KeyRing;
 use countersign::store::hub::Hub;
 use countersign::store::journal::Journal;
@@ -149,7 +150,12 @@ impl Server {
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,
-            allow: Allowances { scripted_models: true, catalog_max_age_ms: 0, owner_time: Duration::from_secs(20) },
+            allow: Allowances {
+                scripted_models: true,
+                prices: Prices::default(),
+                catalog_max_age_ms: 0,
+                owner_time: Duration::from_secs(20),
+            },
         };
         Self { store, commands, _ended: ended.drop_guard(), _database: database }
     }

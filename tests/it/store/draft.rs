@@ -9,6 +9,7 @@ use countersign::run::event::{Event, EventBody};
 use countersign::run::ids::{Actor, CallId, CallKey, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::{Content, Message, Role};
 use countersign::run::outcome::Cause;
+use countersign::run::pace::Pace;
 use countersign::run::result::Usage;
 use countersign::run::spec::{RunSpec, SideEffectClass};
 use countersign::run::status::Status;
@@ -58,6 +59,7 @@ impl Draft {
             catalog_failures: 0,
             worked_ms: 0,
             leg_began_at: None,
+            pace: Pace::default(),
             warnings: Vec::new(),
             output: None,
             error: None,
