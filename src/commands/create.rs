@@ -8,7 +8,7 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 
 use super::agents::MadeOf;
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::input::check_input;
 use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
 use super::request::{CreateRun, LimitsRequest};
@@ -22,6 +22,7 @@ use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
+use crate::run::money::{self, Prices, Usd};
 use crate::run::policy::unserved;
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
 use crate::run::time::Timestamp;
@@ -210,6 +211,14 @@ impl Commands {
         let limits = beside.limits(&declared.limits, &mut faults);
         let mut input = self.carried(asker, continue_from.as_deref(), &declared.model, &mut faults).await?;
         input.extend(check_input(given, declared.model.provider, &mut faults));
+        let sampled =
+            declared.entries.iter().filter_map(|entry| entry.sampling.as_ref().map(|sampling| &sampling.model));
+        let prices = self.allow.prices.for_models(std::iter::once(&declared.model).chain(sampled.clone()));
+        if limits.max_cost_usd.is_some() {
+            for model in std::iter::once(&declared.model).chain(sampled) {
+                check_price(&prices, model, &mut faults);
+            }
+        }
         faults.finish()?;
         let spec = RunSpec {
             agent: beside.agent,
@@ -221,6 +230,7 @@ impl Commands {
             limits,
             output_schema: declared.output_schema,
             continue_from,
+            prices,
             metadata,
             priority,
         };
@@ -330,15 +340,26 @@ fn check_metadata(metadata: &BTreeMap<String, String>, faults: &mut Faults) {
     }
 }
 
+/// A limit on money means nothing for a model of which nobody knows what it costs.
+pub(super) fn check_price(prices: &Prices, model: &ModelSpec, faults: &mut Faults) {
+    let name = money::name_of(model);
+    let detail = format!("the price of {name} is not known: the server's configuration names none");
+    faults.require(prices.of(model).is_some(), "/limits/max_cost_usd", &detail);
+}
+
 /// What is left out stays as in `base`.
 pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut Faults) -> Limits {
-    faults.require(request.max_cost_usd.is_none(), "/limits/max_cost_usd", LATER);
+    let max_cost_usd = request.max_cost_usd.map(|number| Usd::parse(&number.to_string()));
+    let is_money = max_cost_usd.is_none_or(|amount| amount.is_some_and(|amount| amount > Usd::ZERO));
+    let detail = "must be more than 0, at most 18000000, with at most 12 digits behind the point";
+    faults.require(is_money, "/limits/max_cost_usd", detail);
     let on_limit = request.on_limit.as_deref().unwrap_or("stop");
     faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
     let limits = Limits {
         max_turns: request.max_turns.unwrap_or(base.max_turns),
         max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
         max_tokens: request.max_tokens.or(base.max_tokens),
+        max_cost_usd: max_cost_usd.flatten().or(base.max_cost_usd),
         max_duration_s: request.max_duration_s.or(base.max_duration_s),
         max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
     };

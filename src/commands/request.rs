@@ -255,8 +255,10 @@ pub struct LimitsRequest {
     /// Tokens read and written.
     #[schema(minimum = 1)]
     pub max_tokens: Option<u64>,
-    /// Money: not in this version.
-    pub max_cost_usd: Option<f64>,
+    /// US dollars that the run's models cost, with at most 12 digits behind the point. Needs the models' prices in the
+    /// server's configuration.
+    #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
+    pub max_cost_usd: Option<serde_json::Number>,
     /// Seconds of work; waiting for people does not count.
     #[schema(minimum = 1)]
     pub max_duration_s: Option<u64>,

@@ -16,6 +16,7 @@ use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId, TenantId};
 use crate::run::message::{Content, Message, Picture, Role, Source};
+use crate::run::money::Usd;
 use crate::run::outcome::ToolError;
 use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
@@ -97,8 +98,9 @@ pub(super) struct UsageView {
     counted: Usage,
     /// The part of it that samples for servers used.
     sampling: Usage,
-    /// Money; not counted by this version.
-    cost_usd: Option<f64>,
+    /// What all of it cost, in US dollars; null where the price of a model is not known.
+    #[schema(value_type = Option<f64>)]
+    cost_usd: Option<Usd>,
 }
 
 /// An approval, with the token of one that waits for votes.
@@ -157,7 +159,11 @@ impl Run {
             output,
             error: head.state.error,
             turns: head.state.turns,
-            usage: UsageView { counted: head.state.usage, sampling, cost_usd: None },
+            usage: UsageView {
+                counted: Usage { cost_usd: None, ..head.state.usage },
+                sampling,
+                cost_usd: head.state.usage.cost_usd,
+            },
             pending: Pending { approvals, reconciliations: undecided, client_tools: Vec::new(), inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),

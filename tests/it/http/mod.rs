@@ -2,6 +2,7 @@
 
 mod approval_rules;
 mod approvals;
+mod budgets;
 mod cancel;
 mod catalogs;
 mod contents;
