@@ -5,6 +5,7 @@ use super::request::EntryRequest;
 use super::{Asker, CommandError, Commands, entry};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::run::tighten::tighten;
+use crate::schema::{Budget, Unusable};
 use crate::secrets::RunSecrets;
 
 impl Commands {
@@ -18,9 +19,10 @@ impl Commands {
         faults: &mut Faults,
     ) -> Result<Vec<McpEntry>, CommandError> {
         let several = requests.len() > 1;
-        let mut entries = Vec::new();
+        let (mut entries, mut budget) = (Vec::new(), Budget::of_set());
         for (index, request) in requests.into_iter().enumerate() {
             let at = format!("/mcp/{index}");
+            self.check_schemas(asker, &request, &at, &mut budget, faults).await?;
             let entry = if let Some(server) = request.server.clone() {
                 self.registered_entry(asker, &server, request, &at, faults).await?
             } else {
@@ -37,6 +39,30 @@ impl Commands {
             }
         }
         Ok(entries)
+    }
+
+    /// The schemas that an entry brings for its tools. They are compiled when they are stored, so that nobody learns at a
+    /// call that they cannot be.
+    pub(super) async fn check_schemas(
+        &self,
+        asker: &Asker,
+        request: &EntryRequest,
+        at: &str,
+        budget: &mut Budget,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        let schemas = self.dispatch.schemas();
+        for (tool, schema) in request.input_schemas.iter().flatten() {
+            match schemas.of(&asker.tenant, schema, budget).await {
+                Ok(_) => {}
+                Err(Unusable::Fault(why)) => {
+                    let tool = tool.replace('~', "~0").replace('/', "~1");
+                    faults.add(format!("{at}/input_schemas/{tool}"), why.as_ref());
+                }
+                Err(Unusable::Busy(busy)) => return Err(CommandError::NotLookedUp(format!("a JSON Schema {busy}"))),
+            }
+        }
+        Ok(())
     }
 
     async fn inline_entry(

@@ -11,6 +11,7 @@ use super::{Asker, CommandError, Commands, Fault, entry};
 use crate::dispatch::Sighting;
 use crate::run::binding::{CatalogRecord, Warning, merge};
 use crate::run::spec::McpEntry;
+use crate::schema::Budget;
 use crate::secrets::RunSecrets;
 use crate::store::registry::{RegisteredServer, Registration, ServerPut};
 
@@ -47,6 +48,7 @@ impl Commands {
         let stdio = "stdio servers run on the operator's machines: the operator declares them, not the API";
         faults.require(is_http, "/transport", stdio);
         faults.require(policies.is_empty(), "/policies", LATER);
+        self.check_schemas(asker, &request, "", &mut Budget::of_set(), &mut faults).await?;
         let entry = entry::check(request, "", &mut faults);
         if let Some(entry) = &entry {
             self.check_address(entry, "", &mut faults);

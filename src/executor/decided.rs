@@ -33,10 +33,10 @@ impl Drive<'_> {
                 LeftVote::Expired(approval) => Fact::ApprovalExpired { approval },
                 LeftVote::Cast(cast) => {
                     let tool = open.approval.tool.clone();
-                    let ruled = cast
-                        .arguments
-                        .clone()
-                        .map(|given| self.gate.rule_on_change(&self.envelope.binding, &tool, given));
+                    let ruled = match cast.arguments.clone() {
+                        Some(given) => Some(self.gate.rule_on_change(&self.envelope.binding, &tool, given).await),
+                        None => None,
+                    };
                     Fact::Voted { cast, ruling: ruled.map(Box::new) }
                 }
             };

@@ -106,7 +106,10 @@ impl Drive<'_> {
             .increment(1);
         match answer {
             Answer::Turn(turn, parts) => {
-                let rulings = turn.calls.iter().map(|call| self.gate.rule(&self.envelope.binding, call)).collect();
+                let mut rulings = Vec::with_capacity(turn.calls.len());
+                for call in &turn.calls {
+                    rulings.push(self.gate.rule(&self.envelope.binding, call).await);
+                }
                 self.decide(Fact::TurnEnded { turn, parts, rulings }).await
             }
             Answer::Failed(error) => self.give_up_or_wait(error).await,
