@@ -16,6 +16,7 @@ pub mod secrets;
 pub mod mcp;
 pub mod model;
 pub mod oauth;
+pub mod policy;
 
 pub mod dispatch;
 

@@ -149,11 +149,12 @@ impl Commands {
     ) -> Result<(CastVote, Option<Ruling>), CommandError> {
         let given = request.arguments.clone().map(Value::Object);
         let ruling = match given.clone() {
+            None => None,
             Some(given) => {
                 let mut gate = self.dispatch.gate(&asker.tenant);
-                Some(gate.rule_on_change(&envelope.binding, &approval.tool, given).await)
+                let ruling = gate.rule_on_change(&envelope.binding, &approval.tool, given).await;
+                Some(self.expressions.rule(envelope, approval.turn, &approval.tool, ruling).await)
             }
-            None => None,
         };
         if let Some(Ruling::Reject { rule, reason, .. }) = &ruling
             && rule == INVALID_ARGUMENTS

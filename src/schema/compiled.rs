@@ -272,8 +272,9 @@ mod tests {
             json!({ "$ref": "#/$defs/0", "$defs": parts })
         };
         let to = |n: usize| json!({ "$ref": format!("#/$defs/{}", (n + 1) % 1_500) });
-        let deep =
-            move |n: usize| if n == 1_499 { json!({ "properties": { "x": to(n) } }) } else { json!({ "allOf": [to(n)] }) };
+        let deep = move |n: usize| {
+            if n == 1_499 { json!({ "properties": { "x": to(n) } }) } else { json!({ "allOf": [to(n)] }) }
+        };
         let at_the_desk = move || {
             let began = Instant::now();
             let schema = Schema::compile(&chain(&deep)).unwrap();
