@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::schema::{Budget, Schemas};
 
 fn status(status: u16) -> Stage {
     Stage::Status(HttpRefusal { status, ..HttpRefusal::default() })

@@ -266,6 +266,27 @@ fn a_word_in_the_wrong_module_is_found() {
     assert_eq!(word_offences(&files, "sqlx", |area| area == "http").len(), 1);
 }
 
+/// Only `schema` compiles schemas and checks values by them, within limits and where it holds up nobody. Bodies are checked
+/// against our own document in one file of `http`.
+fn compiler_offences(files: &[SourceFile]) -> Offences {
+    let mut offences = Offences::new();
+    for file in files.iter().filter(|file| file.area() != "schema" && file.path != "http/schema.rs") {
+        for token in file.tokens().iter().filter(|token| token.text == "jsonschema") {
+            offences.push(format!("src/{}:{}: a JSON Schema compiled outside of schema", file.path, token.line));
+        }
+    }
+    offences
+}
+
+#[test]
+fn only_schema_compiles_schemas() {
+    assert_none(compiler_offences(&source::rust_files("src")));
+    let offends = |path: &str, text: &str| compiler_offences(&[SourceFile::made_up(path, text)]).len();
+    assert_eq!(offends("mcp/asks.rs", "fn f() { jsonschema::validator_for(&schema) }"), 1);
+    assert_eq!(offends("http/runs.rs", "use jsonschema::Validator; // jsonschema"), 1);
+    assert_eq!(offends("http/schema.rs", "use jsonschema::Validator;") + offends("schema/mod.rs", "jsonschema"), 0);
+}
+
 /// Only `net` builds HTTP clients: whoever builds one elsewhere bypasses the check of the address.
 fn client_offences(files: &[SourceFile]) -> Offences {
     let mut offences = Offences::new();
