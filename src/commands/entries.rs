@@ -59,7 +59,7 @@ impl Commands {
                     let tool = tool.replace('~', "~0").replace('/', "~1");
                     faults.add(format!("{at}/input_schemas/{tool}"), why.as_ref());
                 }
-                Err(Unusable::Busy(busy)) => return Err(CommandError::NotLookedUp(format!("a JSON Schema {busy}"))),
+                Err(Unusable::Busy(busy)) => return Err(CommandError::NotEvaluated(format!("a JSON Schema {busy}"))),
             }
         }
         Ok(())

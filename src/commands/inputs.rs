@@ -66,7 +66,7 @@ impl Commands {
             };
             place.run(fill).await
         };
-        let filled = filling.await.map_err(|busy| CommandError::NotLookedUp(format!("the form {busy}")))?;
+        let filled = filling.await.map_err(|busy| CommandError::NotEvaluated(format!("the form {busy}")))?;
         let mut faults = Faults::default();
         match filled {
             Ok((content, flaws)) if flaws.is_empty() => return Ok(content),
