@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::faults::Faults;
 use super::request::EntryRequest;
-use crate::dispatch::Schema;
 use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, repeats_what_cannot_be_undone};
 use crate::run::tighten::Beside;
 
@@ -93,11 +92,6 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
         let fits =
             (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
-    }
-    for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = Schema::compile(schema) {
-            faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
-        }
     }
 }
 

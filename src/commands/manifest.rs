@@ -10,10 +10,10 @@ use super::create::check_limits;
 use super::faults::{Faults, LATER};
 use super::request::{EntryRequest, LimitsRequest};
 use super::{Asker, CommandError, Commands};
-use crate::dispatch::Schema;
 use crate::run::limits::Limits;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpEntry, ModelSpec};
+use crate::schema::Budget;
 use crate::secrets::RunSecrets;
 
 /// A version of an agent: the inline fields of a run.
@@ -95,10 +95,8 @@ impl Commands {
         secrets: &RunSecrets,
         faults: &mut Faults,
     ) -> Result<Declared, CommandError> {
-        if let Some(schema) = &declaring.output_schema
-            && let Err(fault) = Schema::compile(schema)
-        {
-            faults.add("/output_schema", format!("is not a JSON Schema: {fault}"));
+        if let Some(schema) = &declaring.output_schema {
+            self.check_schema(asker, schema, "/output_schema".to_owned(), &mut Budget::of_one(), faults).await?;
         }
         faults.require(declaring.tools.is_empty(), "/tools", LATER);
         self.check_model(asker, &declaring.model, Some(secrets), "/model", faults).await?;

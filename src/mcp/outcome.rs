@@ -37,12 +37,12 @@ use serde_json::Value;
 
 use super::asks;
 use super::attempt::{HttpRefusal, Stage};
-use super::schemas::Schema;
 use super::shape::{Excess, MAX_BLOCKS};
 use crate::run::call::Task;
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
+use crate::schema::{AtDesk, Schema, Unusable};
 
 /// The longest `Retry-After` that is waited for inside a call.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
@@ -78,11 +78,16 @@ pub(super) enum Remedy {
     NewToken,
 }
 
-/// The compiled output schema of a tool, or why it is none.
-pub(super) type Promised = Result<Arc<Schema>, Arc<str>>;
+/// What a tool's output schema promises of its results.
+pub(super) enum Promised<'a> {
+    /// What the compiled schema says.
+    By(&'a AtDesk, Arc<Schema>),
+    /// Nobody knows: it cannot be used.
+    Unusable(Unusable),
+}
 
 /// Decides what one attempt means.
-pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<&Promised>) -> (Outcome, Remedy) {
+pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<Promised<'_>>) -> (Outcome, Remedy) {
     match stage {
         // The connection ended under it: another one can carry it.
         Stage::Queued if ended == Ended::Settled => (not_sent_in_time(ended), Remedy::Redial),
@@ -140,7 +145,7 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
     (Outcome::NotSent(ToolError::new(code, text)), remedy)
 }
 
-fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
+fn by_answer(mut message: Value, promised: Option<Promised<'_>>) -> Outcome {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let text = error.get("message").and_then(Value::as_str).unwrap_or("The MCP server answered with an error.");
         return failed("mcp-error", shortened(text), None);
@@ -204,16 +209,16 @@ fn too_large(excess: Excess) -> Outcome {
 }
 
 /// Why a result does not keep what the tool's output schema promises.
-fn breaks_promise(output: &Value, promised: &Promised) -> Option<String> {
+fn breaks_promise(output: &Value, promised: Promised<'_>) -> Option<String> {
     let Some(structured) = output.get("structuredContent").filter(|structured| !structured.is_null()) else {
         return Some("The tool promises structured content, and its result has none.".to_owned());
     };
     match promised {
-        Ok(schema) => {
-            let faults = schema.faults(structured, 1).into_iter().next();
-            faults.map(|fault| format!("The tool's structured content breaks its output schema: {fault}"))
+        Promised::By(at, schema) => {
+            let flaw = schema.flaws_here(at, structured, 1).into_iter().next();
+            flaw.map(|flaw| format!("The tool's structured content breaks its output schema: {flaw}"))
         }
-        Err(fault) => Some(format!("The tool's output schema cannot be used: {fault}")),
+        Promised::Unusable(why) => Some(format!("The tool's output schema cannot be used: it {why}")),
     }
 }
 

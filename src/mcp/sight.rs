@@ -36,7 +36,7 @@ impl McpPool {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let lease = self.lease(tenant, target).await?;
         let began = Instant::now();
-        let catalog = lease.connection().tools(&self.schemas(), Duration::ZERO, patience).await?.catalog;
+        let catalog = lease.connection().tools((&self.schemas(), tenant), Duration::ZERO, patience).await?.catalog;
         let latency = began.elapsed();
         lease.connection().sighting(catalog, latency)
     }
