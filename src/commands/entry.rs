@@ -7,6 +7,10 @@ use super::request::EntryRequest;
 use crate::dispatch::Schema;
 use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
 use crate::run::tighten::Beside;
+use crate::secrets::Redactor;
+
+/// Longest text of what is wrong with a schema, in characters.
+const SCHEMA_FAULT_MAX: usize = 600;
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
 const RESERVED_HEADERS: [&str; 16] = [
@@ -103,6 +107,7 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
     }
     for (tool, schema) in request.input_schemas.iter().flatten() {
         if let Err(fault) = Schema::compile(schema) {
+            let fault = Redactor::default().cut(&fault, SCHEMA_FAULT_MAX);
             faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
         }
     }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::mcp::schemas::{Schema, Schemas};
+use crate::mcp::schemas::{FAULT_MAX, Schema, Schemas};
 use crate::run::approval::Requirement;
 use crate::run::binding::{Binding, BoundTool};
 use crate::run::fact::Ruling;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
+use crate::secrets::Redactor;
 
 /// The rule of a call to a tool that the model was not offered.
 const UNKNOWN_TOOL: &str = "unknown-tool";
@@ -95,12 +96,17 @@ impl Gate {
                     self.compiled.insert(tool.name.clone(), Arc::clone(&compiled));
                     compiled
                 }
-                Err(fault) => return Some(format!("its input schema is no JSON Schema ({fault})")),
+                Err(fault) => {
+                    let fault = Redactor::default().cut(&fault, FAULT_MAX);
+                    return Some(format!("its input schema is no JSON Schema ({fault})"));
+                }
             },
         };
         let mut faults: Vec<String> =
             validators.iter().flat_map(|validator| validator.faults(input, MAX_FAULTS)).collect();
         faults.truncate(MAX_FAULTS);
+        // What the model wrote and was offered is clean.
+        let faults: Vec<String> = faults.iter().map(|fault| Redactor::default().cut(fault, FAULT_MAX)).collect();
         (!faults.is_empty()).then(|| faults.join("; "))
     }
 

@@ -12,12 +12,12 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::McpFault;
 use super::attempt::{Attempt, Stage};
 use super::connection::Connection;
 use super::listing::Reader;
 use super::pool::Lease;
 use super::schemas::Schemas;
+use super::{McpFault, Told};
 use crate::failpoint;
 use crate::run::binding::ServedCatalog;
 
@@ -128,10 +128,10 @@ impl Connection {
     /// The tools, at most `max_age` old; whoever waits while another reads gets the same reading.
     ///
     /// # Errors
-    /// What went wrong, in words without secrets.
+    /// What went wrong, as the server says it.
     pub(super) async fn tools(
         &self,
-        schemas: &Schemas,
+        (schemas, told): (&Schemas, &Told),
         max_age: Duration,
         patience: Duration,
     ) -> Result<Reading, McpFault> {
@@ -151,7 +151,7 @@ impl Connection {
         let at = Instant::now();
         failpoint::pass("catalog.read.before");
         // Each page is given up at that time, which also tells the server; the grace is for the telling.
-        let pages = tokio::time::timeout(patience + GRACE, self.read_pages(schemas, at + patience)).await;
+        let pages = tokio::time::timeout(patience + GRACE, self.read_pages(schemas, told, at + patience)).await;
         failpoint::pass("catalog.read.after");
         let (catalog, ttl) = match pages {
             Ok(Ok(pages)) => pages,
@@ -169,9 +169,9 @@ impl Connection {
     async fn read_pages(
         &self,
         schemas: &Schemas,
+        told: &Told,
         until: Instant,
     ) -> Result<(ServedCatalog, Option<Duration>), McpFault> {
-        let reader = Reader { schemas, has_header_params: !self.has_sessions };
         let (mut catalog, mut ttl) = (ServedCatalog::default(), None);
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
         let (mut cursor, mut bytes): (Option<String>, usize) = (None, 0);
@@ -186,6 +186,7 @@ impl Connection {
                 return Err(unreadable(&format!("its list of tools is larger than {BYTES_MAX} bytes")));
             }
             ttl = result.get("ttlMs").and_then(Value::as_u64).map(Duration::from_millis).into_iter().chain(ttl).min();
+            let reader = Reader { schemas, has_header_params: !self.has_sessions, told: &told.now() };
             let page = reader.page(result).map_err(unreadable)?;
             for tool in page.read.tools {
                 if !names.insert(tool.name.clone()) {
@@ -231,7 +232,6 @@ impl Connection {
                     }
                     Some(error) => {
                         let text = error.get("message").and_then(Value::as_str).unwrap_or("an error");
-                        let text: String = text.chars().take(500).collect();
                         Err(unreadable(&format!("it answered \"{text}\"")))
                     }
                     None => Ok(Listed::Result(message.get_mut("result").map(Value::take).unwrap_or_default())),

@@ -4,9 +4,10 @@
 use serde_json::{Map, Value};
 
 use super::params;
-use super::schemas::Schemas;
+use super::schemas::{FAULT_MAX, Schemas};
 use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 use crate::run::json::has_control;
+use crate::secrets::Redactor;
 
 /// Longest name of a tool, in bytes. The specification asks for 128 at most.
 const NAME_MAX: usize = 512;
@@ -27,6 +28,8 @@ pub(super) struct Reader<'a> {
     pub(super) schemas: &'a Schemas,
     /// Whether arguments may have to be sent as headers too.
     pub(super) has_header_params: bool,
+    /// What the server was told.
+    pub(super) told: &'a Redactor,
 }
 
 impl Reader<'_> {
@@ -114,7 +117,7 @@ impl Reader<'_> {
         if is_deeper(schema, DEPTH_MAX) {
             return Some(format!("is nested deeper than {DEPTH_MAX} levels"));
         }
-        self.schemas.of(schema).err().map(|why| format!("is no JSON Schema: {why}"))
+        self.schemas.of(schema).err().map(|why| format!("is no JSON Schema: {}", self.told.cut(&why, FAULT_MAX)))
     }
 }
 
@@ -177,7 +180,7 @@ mod tests {
 
     fn read(tool: Value) -> ServedCatalog {
         let (schemas, good) = (Schemas::default(), json!({ "name": "good", "inputSchema": { "type": "object" } }));
-        let reader = Reader { schemas: &schemas, has_header_params: true };
+        let reader = Reader { schemas: &schemas, has_header_params: true, told: &Redactor::default() };
         let mut read = reader.page(json!({ "tools": [tool, good] })).unwrap().read;
         assert_eq!(read.tools.pop().map(|tool| (tool.name, tool.unusable)), Some(("good".to_owned(), None)));
         read
@@ -249,7 +252,9 @@ mod tests {
     #[test]
     fn a_page_is_a_list_of_tools_or_nothing() {
         let schemas = Schemas::default();
-        let page = |result| Reader { schemas: &schemas, has_header_params: false }.page(result).map(|page| page.next);
+        let told = Redactor::default();
+        let reader = Reader { schemas: &schemas, has_header_params: false, told: &told };
+        let page = |result| reader.page(result).map(|page| page.next);
         for bad in [json!(null), json!({}), json!({ "tools": null }), json!({ "tools": {} })] {
             assert!(page(bad.clone()).is_err(), "{bad}");
         }

@@ -12,7 +12,7 @@ fn answered(message: Value) -> Stage {
 
 #[track_caller]
 fn class(stage: Stage, ended: Ended) -> String {
-    match classify(stage, ended, None).0 {
+    match classify(stage, ended, None, &Redactor::default()).0 {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
@@ -89,7 +89,13 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
 fn b103_structured_content_must_keep_the_output_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     let promised = Schema::compile(&schema).map(Arc::new).map_err(Arc::from);
-    let code = |result: Value| match classify(answered(json!({ "result": result })), Ended::Settled, Some(&promised)).0
+    let code = |result: Value| match classify(
+        answered(json!({ "result": result })),
+        Ended::Settled,
+        Some(&promised),
+        &Redactor::default(),
+    )
+    .0
     {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, output }) => {
@@ -106,7 +112,7 @@ fn b103_structured_content_must_keep_the_output_schema() {
 
 #[test]
 fn only_a_lost_session_a_new_token_no_connection_and_a_short_rate_limit_are_tried_again() {
-    let remedy = |stage: Stage| classify(stage, Ended::Settled, None).1;
+    let remedy = |stage: Stage| classify(stage, Ended::Settled, None, &Redactor::default()).1;
     let limited = |seconds: u64| {
         Stage::Status(HttpRefusal {
             status: 429,
@@ -135,7 +141,9 @@ fn b210_the_text_of_a_failed_tool_is_the_text_of_its_blocks() {
         { "type": "text", "text": "no such order" }, { "type": "image", "data": "", "mimeType": "image/png" },
         { "type": "text", "text": "try another" },
     ] } });
-    let Outcome::Answered(Answer::Failed { error, .. }) = classify(answered(message), Ended::Settled, None).0 else {
+    let Outcome::Answered(Answer::Failed { error, .. }) =
+        classify(answered(message), Ended::Settled, None, &Redactor::default()).0
+    else {
         panic!("not failed");
     };
     assert_eq!(error, ToolError::new("tool-error", "no such order\ntry another"));

@@ -28,8 +28,8 @@ const BACKTRACKS_MAX: usize = 10_000;
 const PATTERN_BYTES: usize = 128 * 1024;
 /// Bytes of schema text whose compiled forms are kept; beyond that all are forgotten, which costs compiling them again.
 const KEPT_BYTES: usize = 16 * 1024 * 1024;
-/// Longest text of a fault that is handed on, in characters.
-const FAULT_MAX: usize = 600;
+/// Longest text of a fault that is handed on, in characters, by whoever makes sure first that no secret stands in it.
+pub const FAULT_MAX: usize = 600;
 
 /// Compiled schemas by the digest of their text. A compiled schema holds nothing but its schema, so all share them.
 #[derive(Default)]
@@ -53,7 +53,7 @@ impl Schemas {
     /// The compiled form of a schema.
     ///
     /// # Errors
-    /// Why it is none, in words.
+    /// Why it is none, in words of any length that may quote the schema.
     pub fn of(&self, schema: &Value) -> Result<Arc<Schema>, Arc<str>> {
         let text = schema.to_string();
         let mut key = [0; 32];
@@ -79,7 +79,7 @@ impl Schema {
     /// one: many servers write draft 7 without saying so.
     ///
     /// # Errors
-    /// Why it is none, in words.
+    /// Why it is none, in words of any length that may quote the schema.
     pub fn compile(schema: &Value) -> Result<Self, String> {
         let named = schema.get("$schema").is_some();
         let first = match compile(schema, None) {
@@ -91,7 +91,7 @@ impl Schema {
         compiled.ok_or(first)
     }
 
-    /// What is wrong with a value, at most `max` faults, each with its place.
+    /// What is wrong with a value, at most `max` faults, each with its place; they quote the value, whole.
     pub fn faults(&self, value: &Value, max: usize) -> Vec<String> {
         self.faults_within(LOOKS_MAX, value, max)
     }
@@ -104,7 +104,7 @@ impl Schema {
         }
         let told = within(looks, self.text_cost, || {
             let faults = self.validator.iter_errors(Counted(value)).take(max);
-            faults.map(|fault| shortened(&format!("{fault} at {:?}", fault.instance_path().to_string()))).collect()
+            faults.map(|fault| format!("{fault} at {:?}", fault.instance_path().to_string())).collect()
         });
         told.unwrap_or_else(|| vec!["it does not fit, and saying where takes too many steps".to_owned()])
     }
@@ -127,17 +127,10 @@ fn compile(schema: &Value, draft: Option<Draft>) -> Result<Schema, String> {
         };
         match options.build(schema) {
             Ok(validator) => return Ok(Schema { validator, text_cost }),
-            Err(why) => fault = shortened(&why.to_string()),
+            Err(why) => fault = why.to_string(),
         }
     }
     Err(fault)
-}
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(FAULT_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-    }
 }
 
 #[cfg(test)]
