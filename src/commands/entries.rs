@@ -7,8 +7,8 @@ use super::request::EntryRequest;
 use super::{Asker, CommandError, Commands, entry};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::run::tighten::tighten;
-use crate::schema::{Budget, Unusable};
-use crate::secrets::RunSecrets;
+use crate::schema::{Budget, FAULT_MAX, Unusable};
+use crate::secrets::{Redactor, RunSecrets};
 
 impl Commands {
     /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
@@ -72,7 +72,7 @@ impl Commands {
         match self.dispatch.schemas().of(&asker.tenant, schema, budget).await {
             Ok(_) => Ok(()),
             Err(Unusable::Fault(why)) => {
-                faults.add(at, why.as_ref());
+                faults.add(at, Redactor::default().cut(&why, FAULT_MAX));
                 Ok(())
             }
             Err(Unusable::Busy(busy)) => Err(CommandError::NotEvaluated(format!("a JSON Schema {busy}"))),
