@@ -21,6 +21,7 @@ mod listening;
 mod listing;
 mod outcome;
 mod outline;
+mod owed;
 mod params;
 mod pool;
 mod progress;

@@ -27,6 +27,7 @@ use super::ears::Ears;
 use super::ids::Ids;
 use super::listening::{Listening, Watch};
 use super::outline::Outline;
+use super::owed::Owed;
 use super::shape::Excess;
 use super::wire::{
     EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id, describe,
@@ -69,6 +70,8 @@ struct Shared {
     /// Hears of announcements as they are read.
     ears: Arc<Ears>,
     listening: Listening,
+    /// What the server asked and has no answer to.
+    owed: Arc<Owed>,
     /// Where the token of every request comes from.
     bearer: Option<Bearer>,
 }
@@ -82,6 +85,7 @@ impl TrackedClient {
         ears: Arc<Ears>,
     ) -> Self {
         let shared = Shared {
+            owed: Owed::new(url.host_str().unwrap_or_default()),
             http,
             url,
             max_bytes,
@@ -122,6 +126,11 @@ impl TrackedClient {
     /// Whether the server said that it does not know our session any more.
     pub(super) fn session_lost(&self) -> bool {
         self.shared.session_lost.load(Ordering::Acquire)
+    }
+
+    /// Whether the server asked more than it may, and is not listened to any more.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.shared.owed.is_flooded()
     }
 
     pub(super) fn ears(&self) -> &Ears {
@@ -171,6 +180,7 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
+        let _until_sent = self.shared.owed.answering(&message);
         let is_modern = custom.contains_key(&METHOD);
         if is_modern {
             self.shared.ids.lift(&mut message);
@@ -338,6 +348,8 @@ impl TrackedClient {
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
         let events =
             body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let owed = Arc::clone(&self.shared.owed);
+        let events = events.filter_map(move |came| Arc::clone(&owed).admit(came));
         let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
         events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
     }

@@ -74,8 +74,7 @@ pub struct SampleMessage {
     pub text: String,
 }
 
-/// A text has about so many bytes a token, and each message a few tokens around it.
-const BYTES_A_TOKEN: u64 = 4;
+/// A token is at least one byte of text, and each message has a few tokens around it.
 const TOKENS_A_MESSAGE: u64 = 4;
 
 impl SampleRequest {
@@ -94,7 +93,7 @@ impl SampleRequest {
         }
     }
 
-    /// The tokens that it may cost: what it says, estimated, and the longest answer.
+    /// The tokens that it may cost at worst: what it says, and the longest answer.
     pub fn cost(&self) -> u64 {
         let system = self.system.as_deref().map_or(0, tokens);
         let said = self.messages.iter().map(|message| tokens(&message.text));
@@ -103,7 +102,7 @@ impl SampleRequest {
 }
 
 fn tokens(text: &str) -> u64 {
-    u64::try_from(text.len()).unwrap_or(u64::MAX).div_ceil(BYTES_A_TOKEN).saturating_add(TOKENS_A_MESSAGE)
+    u64::try_from(text.len()).unwrap_or(u64::MAX).saturating_add(TOKENS_A_MESSAGE)
 }
 
 /// A model's answer for a server.
@@ -322,6 +321,15 @@ pub struct Reservation {
     pub tokens: u64,
 }
 
+/// How many samples the server of one call has asked for, refused ones among them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCount {
+    /// The call.
+    pub call: CallKey,
+    /// How many.
+    pub samples: u32,
+}
+
 /// What servers ask of a run, and what their samples used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asks {
@@ -340,6 +348,9 @@ pub struct Asks {
     /// Samples so far.
     #[serde(default)]
     pub samples: u32,
+    /// Samples that were asked for, by calls that are open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<SampleCount>,
     /// What samples used; contained in the run's usage.
     #[serde(default)]
     pub usage: Usage,
@@ -368,6 +379,20 @@ impl Asks {
         self.closed.push(closed);
         let excess = self.closed.len().saturating_sub(CLOSED_KEPT);
         self.closed.drain(..excess);
+    }
+
+    /// How many samples the server of this call has asked for.
+    pub fn samples_of(&self, call: CallKey) -> u32 {
+        self.counts.iter().find(|count| count.call == call).map_or(0, |count| count.samples)
+    }
+
+    /// Counts one more, and forgets the calls that are not open any more.
+    pub(super) fn count_sample(&mut self, call: CallKey, is_open: impl Fn(CallKey) -> bool) {
+        self.counts.retain(|count| is_open(count.call));
+        match self.counts.iter_mut().find(|count| count.call == call) {
+            Some(count) => count.samples = count.samples.saturating_add(1),
+            None => self.counts.push(SampleCount { call, samples: 1 }),
+        }
     }
 
     /// Tokens that are reserved now.

@@ -5,8 +5,29 @@ use super::approval::{ApprovalRule, Requirement};
 use super::ask::SampleRequest;
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
+use super::ids::CallKey;
 use super::spec::McpEntry;
 use super::time::Timestamp;
+
+/// Samples that the server of one call may ask for, whatever becomes of them.
+pub const MAX_SAMPLES: u32 = 64;
+/// Samples of one call that are made at once.
+pub const MAX_AT_ONCE: usize = 4;
+/// Samples of one run that are made at once.
+pub const MAX_AT_ONCE_IN_RUN: usize = 8;
+
+/// Whether the server of this call has asked for as many samples as it may.
+pub fn is_spent(envelope: &Envelope, call: CallKey) -> bool {
+    envelope.head.state.asks.samples_of(call) >= MAX_SAMPLES
+}
+
+/// Whether one more sample of this call may be made now. Those that people approve while their server waits are made
+/// at once, by their word.
+pub fn has_room(envelope: &Envelope, call: CallKey) -> bool {
+    let reserved = &envelope.head.state.asks.reserved;
+    let of_call = reserved.iter().filter(|reserved| reserved.call == call).count();
+    of_call < MAX_AT_ONCE && reserved.len() < MAX_AT_ONCE_IN_RUN
+}
 
 /// Why a server gets no sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +60,9 @@ pub enum Denial {
         /// What is left.
         left: u64,
     },
+    /// The server has asked for as many as one call may.
+    #[error("the call has had its {MAX_SAMPLES} samples")]
+    TooMany,
     /// The request is one that is not served.
     #[error("{0}")]
     Unsupported(String),
@@ -54,6 +78,7 @@ impl Denial {
             Self::Approval => "approval-refused",
             Self::MaxTokens { .. } => "max-tokens",
             Self::Budget { .. } => "budget.tokens",
+            Self::TooMany => "too-many",
             Self::Unsupported(_) => "unsupported",
         }
     }

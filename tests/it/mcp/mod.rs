@@ -4,6 +4,7 @@ mod cancel;
 mod catalog;
 mod deaf;
 mod demo;
+pub(crate) mod floods;
 mod limits;
 mod modern;
 mod outcomes;
