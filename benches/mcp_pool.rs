@@ -88,6 +88,7 @@ fn charge(number: usize) -> ToolRequest {
         input_schema: json!({}),
         progress: ProgressSink::none(),
         output_schema: None,
+        turned_away: 0,
         may_leave: MayLeave::new(|| true),
         asks: None,
         continuation: None,

@@ -80,8 +80,9 @@ async fn fill(store: &dyn Store, result: usize, turns: u32) {
             let message = Content::ToolResult {
                 call_id: CallId::new("c"),
                 tool: "charge".to_owned(),
-                output: tool_result::model_text(&output),
+                output: tool_result::told(&output).output,
                 is_error: false,
+                pictures: Vec::new(),
             };
             settled.messages[0].content = vec![message];
             events(&mut run, &mut settled, Some(&output));
@@ -112,6 +113,7 @@ fn events(run: &mut Draft, commit: &mut countersign::run::commit::Commit, output
             cause: None,
             rule: None,
             reason: None,
+            policy: None,
             duration_ms: Some(5),
         };
     }

@@ -15,6 +15,7 @@ pub mod secrets;
 pub mod mcp;
 pub mod model;
 pub mod oauth;
+pub mod policy;
 
 pub mod dispatch;
 

@@ -26,6 +26,7 @@ use crate::mcp::McpPool;
 use crate::model::Models;
 use crate::net::{Egress, EgressAllow};
 use crate::oauth::{TokenParts, Tokens};
+use crate::policy::Expressions;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{RunUid, TenantId};
 use crate::secrets::KeyRing;
@@ -120,8 +121,10 @@ impl App {
         let dispatch = Arc::new(dispatch.with_declared(declared(config)));
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::clone(&store) as Arc<_>, Arc::clone(&hub));
+        let expressions = Expressions::start().context("threads that evaluate expressions")?;
         let parts = Parts {
             store: Arc::clone(&store),
+            expressions: expressions.clone(),
             journal: Arc::new(journal),
             dispatch: Arc::clone(&dispatch),
             models: Arc::new(Models::new(model_client)),
@@ -136,6 +139,7 @@ impl App {
             hub: Arc::clone(&hub),
             dispatch,
             keys: Arc::clone(&config.keys),
+            expressions,
             clock,
             tasks: tracker.clone(),
             executor: Arc::new(Local(executor.clone())),

@@ -9,6 +9,7 @@ use crate::dispatch::Declared;
 use crate::executor::ExecutorSettings;
 use crate::mcp::{PoolSettings, StdioServer};
 use crate::net::{Egress, EgressClient};
+use crate::run::view::ViewLimits;
 use crate::store::retention::Keep;
 
 /// How connections to MCP servers are kept.
@@ -34,12 +35,14 @@ pub(super) fn declared(config: &Config) -> Declared {
 
 /// How runs are driven.
 pub(super) fn executor_settings(config: &Config) -> ExecutorSettings {
+    let bytes = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
     ExecutorSettings {
         lease: Duration::from_secs(config.lease_s.into()),
         max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
         tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
         tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
         catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
+        view: ViewLimits { result: bytes(config.view.result), turn: bytes(config.view.turn) },
     }
 }
 

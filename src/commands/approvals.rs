@@ -70,7 +70,7 @@ impl Commands {
             self.check_token(asker, request.token.as_deref(), &approval)?;
             let mut changes = self.hub.subscribe(&asker.tenant, uid);
             let loaded = self.load(asker, uid).await?;
-            let (cast, ruling) = self.cast(asker, &loaded.envelope, &approval, request, "")?;
+            let (cast, ruling) = self.cast(asker, &loaded.envelope, &approval, request, "").await?;
             if !loaded.owned {
                 if self.apply_vote(asker, loaded, &approval, cast, ruling).await? {
                     return Ok(self.approval(asker, id).await?.approval);
@@ -139,7 +139,7 @@ impl Commands {
 
     /// The vote that a request makes, with what the gate says of arguments that it changes. `at`: where the request
     /// stands in the body.
-    pub(super) fn cast(
+    pub(super) async fn cast(
         &self,
         asker: &Asker,
         envelope: &Envelope,
@@ -148,10 +148,13 @@ impl Commands {
         at: &str,
     ) -> Result<(CastVote, Option<Ruling>), CommandError> {
         let given = request.arguments.clone().map(Value::Object);
-        let ruling = given.clone().map(|given| {
-            let mut gate = self.dispatch.gate();
-            gate.rule_on_change(&envelope.binding, &approval.tool, given)
-        });
+        let ruling = match given.clone() {
+            None => None,
+            Some(given) => {
+                let ruling = self.dispatch.gate().rule_on_change(&envelope.binding, &approval.tool, given);
+                Some(self.expressions.rule(envelope, approval.turn, &approval.tool, ruling).await)
+            }
+        };
         if let Some(Ruling::Reject { rule, reason, .. }) = &ruling
             && rule == INVALID_ARGUMENTS
         {

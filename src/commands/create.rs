@@ -5,18 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
+use serde_json::{Map, Value};
 
+use super::agents::MadeOf;
 use super::faults::{Faults, LATER};
+use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
 use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
+use crate::run::agent::RunAgent;
 use crate::run::apply::{NewRun, admit};
 use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
+use crate::run::policy::unserved;
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
 use crate::run::time::Timestamp;
 use crate::secrets::RunSecrets;
@@ -62,6 +67,7 @@ impl Commands {
         let (binding, set_aside) = binding.offered_to(asked.spec.model.provider);
         warnings.extend(set_aside);
         warnings.extend(catalogs.warnings);
+        warnings.extend(unserved(&asked.spec.policies, &binding));
         let id = asked.id.unwrap_or_else(|| self.clock.run_id());
         let seat = self.executor.seat(&asker.tenant);
         let new = NewRun {
@@ -186,37 +192,59 @@ struct Asked {
 }
 
 impl Commands {
-    async fn check(&self, asker: &Asker, request: CreateRun) -> Result<Asked, CommandError> {
+    async fn check(&self, asker: &Asker, mut request: CreateRun) -> Result<Asked, CommandError> {
         let mut faults = Faults::default();
-        let id = request.id.map(RunId::parse);
+        let id = request.id.take().map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
-        refuse_later_fields(
-            request.agent.as_ref(),
-            request.continue_from.as_ref(),
-            request.output_schema.as_ref(),
-            &mut faults,
-        );
-        faults.require(request.tools.is_none_or(|tools| tools.is_empty()), "/tools", LATER);
-        faults.require(request.policies.is_none_or(|policies| policies.is_empty()), "/policies", LATER);
-        let secrets: RunSecrets = request.secrets.unwrap_or_default().into_iter().collect();
+        faults.require(request.continue_from.is_none(), "/continue_from", LATER);
+        let secrets: RunSecrets = request.secrets.take().unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
-        self.check_model(asker, &request.model, Some(&secrets), "/model", &mut faults).await?;
-        let metadata = request.metadata.unwrap_or_default();
+        let metadata = request.metadata.take().unwrap_or_default();
         check_metadata(&metadata, &mut faults);
-        let limits = check_limits(request.limits.unwrap_or_default(), &Limits::default(), &mut faults);
-        let entries = self.check_entries(asker, request.mcp.unwrap_or_default(), Some(&secrets), &mut faults).await?;
-        let input = check_input(request.input, &mut faults);
+        let priority = request.priority.unwrap_or_default();
+        let input = check_input(request.input.clone(), &mut faults);
+        let Some((declaring, beside)) = self.declared_by(asker, request, &secrets, &mut faults).await? else {
+            return Err(faults.into());
+        };
+        let declared = self.check_declared(asker, declaring, &secrets, &mut faults).await?;
+        let limits = beside.limits(&declared.limits, &mut faults);
         faults.finish()?;
         let spec = RunSpec {
-            model: request.model,
-            instructions: request.instructions,
-            on_catalog_change: request.on_catalog_change.unwrap_or_default(),
-            binding_id: request.binding_id,
+            agent: beside.agent,
+            model: declared.model,
+            instructions: declared.instructions,
+            policies: declared.policies,
+            on_catalog_change: declared.on_catalog_change,
+            binding_id: beside.binding_id.or(declared.binding_id),
             limits,
             metadata,
-            priority: request.priority.unwrap_or_default(),
+            priority,
         };
-        Ok(Asked { id: id.flatten(), spec, entries, input, secrets })
+        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, input, secrets })
+    }
+
+    /// What a run is made of: its own fields, or those of a version of an agent, with what stands beside it. `None`: that
+    /// cannot be said, and a fault says why.
+    async fn declared_by(
+        &self,
+        asker: &Asker,
+        request: CreateRun,
+        secrets: &RunSecrets,
+        faults: &mut Faults,
+    ) -> Result<Option<(Declaring, BesideAgent)>, CommandError> {
+        let Some(named) = request.agent.clone() else {
+            faults.require(request.model.is_some(), "/model", "is required, or `agent`");
+            return Ok(request.declaring().map(|declaring| (declaring, BesideAgent::default())));
+        };
+        for field in request.fixed_by_agent() {
+            faults.add(format!("/{field}"), "cannot stand beside `agent`: it is as published");
+        }
+        let Some(MadeOf { agent, manifest }) = self.agent_of_run(asker, &named, faults).await? else {
+            return Ok(None);
+        };
+        check_brought(manifest.secrets.as_deref().unwrap_or_default(), secrets, faults);
+        let beside = BesideAgent { agent: Some(agent), limits: request.limits, binding_id: request.binding_id };
+        Ok(Some((manifest.into(), beside)))
     }
 
     /// The model of a run, or of a server's samples. `secrets` is `None` where the run's own are not known yet.
@@ -240,6 +268,12 @@ impl Commands {
         {
             faults.add(place("base_url"), refused);
         }
+        let both = |parameters: &&Map<String, Value>| {
+            ["temperature", "top_p"].iter().all(|name| parameters.contains_key(*name))
+        };
+        if model.parameters.as_ref().filter(both).is_some() {
+            faults.add(place("parameters/top_p"), "cannot stand beside `temperature`: providers take one of them");
+        }
         match model.provider {
             Provider::Scripted => {
                 faults.require(self.allow.scripted_models, &place("provider"), "scripted models are not allowed here");
@@ -254,22 +288,30 @@ impl Commands {
     }
 }
 
-fn refuse_later_fields(
-    agent: Option<&String>,
-    continue_from: Option<&String>,
-    output_schema: Option<&serde_json::Value>,
-    faults: &mut Faults,
-) {
-    faults.require(agent.is_none(), "/agent", LATER);
-    faults.require(continue_from.is_none(), "/continue_from", LATER);
-    faults.require(output_schema.is_none(), "/output_schema", LATER);
+/// What a run says beside its agent.
+#[derive(Default)]
+struct BesideAgent {
+    agent: Option<RunAgent>,
+    limits: Option<LimitsRequest>,
+    binding_id: Option<String>,
+}
+
+impl BesideAgent {
+    /// The limits of the run: those of its agent, or tighter ones.
+    fn limits(&self, declared: &Limits, faults: &mut Faults) -> Limits {
+        let Some(own) = self.limits.clone() else { return *declared };
+        let limits = check_limits(own, declared, faults);
+        for name in limits.looser_than(declared) {
+            faults.add(format!("/limits/{name}"), "is looser than the agent's");
+        }
+        limits
+    }
 }
 
 fn check_secrets(secrets: &RunSecrets, faults: &mut Faults) {
     faults.require(secrets.count() <= 32, "/secrets", "at most 32 secrets");
     for (name, value) in secrets.opened() {
-        let fits = !name.is_empty() && name.len() <= 64 && name.chars().all(|c| c.is_ascii_graphic());
-        faults.require(fits, "/secrets", "names have 1 to 64 visible ASCII characters");
+        faults.require(is_secret_name(name), "/secrets", SECRET_NAME);
         faults.require(is_sendable(value.expose_secret()), &format!("/secrets/{name}"), SENDABLE);
     }
 }

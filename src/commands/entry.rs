@@ -61,6 +61,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
         trust_annotations: request.trust_annotations.unwrap_or(false),
         require_approval: request.require_approval,
         own_class: None,
+        policies: Vec::new(),
         required: request.required.unwrap_or(true),
         timeouts: request.timeouts.unwrap_or_default().or_default(),
         elicitation: request.elicitation.unwrap_or_default(),

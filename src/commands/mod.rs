@@ -1,5 +1,6 @@
 //! What a caller can ask for: checks in their order, one transaction each. Knows neither HTTP nor SQL.
 
+mod agents;
 mod approval_tokens;
 mod approvals;
 mod cancel;
@@ -10,6 +11,8 @@ mod entries;
 mod entry;
 mod faults;
 mod inputs;
+mod manifest;
+mod policies;
 mod reconcile;
 mod registration;
 mod request;
@@ -21,7 +24,9 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use agents::{Manifest, Publication, Validated};
 pub use create::Created;
+pub use manifest::AgentManifest;
 pub use registration::{PutSecret, PutServer};
 pub use request::{
     AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput,
@@ -34,6 +39,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Unreachable, Watched};
+use crate::policy::Expressions;
 use crate::run::approval::Approval;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -103,6 +109,18 @@ pub enum CommandError {
     /// A server or a secret could not be looked up; asking later may succeed.
     #[error("{0}")]
     NotLookedUp(String),
+    /// Conditions of rules could not be looked at in time; asking later may succeed.
+    #[error("{0}")]
+    NotEvaluated(String),
+    /// The version was published with another content.
+    #[error("the version is published with other content")]
+    VersionExists,
+    /// No new runs are made of the version.
+    #[error("version {0} is deprecated")]
+    VersionDeprecated(String),
+    /// No version was active before the one that is.
+    #[error("there is no version to go back to")]
+    NothingBefore,
     /// The run has had no such question of a server.
     #[error("the run has no such input")]
     InputNotFound,
@@ -180,6 +198,8 @@ pub struct Commands {
     pub dispatch: Arc<Dispatch>,
     /// Seals run-scoped secrets.
     pub keys: Arc<KeyRing>,
+    /// Compiles and evaluates the conditions of rules.
+    pub expressions: Expressions,
     /// Now, and fresh ids.
     pub clock: Arc<dyn Clock>,
     /// This node's executor.

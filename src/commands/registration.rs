@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::request::{EntryRequest, TimeoutsRequest};
 use crate::run::approval::RequireApproval;
 use crate::run::asking::{Elicitation, Sampling};
+use crate::run::policy::Policy;
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass};
 
 /// How a registered server is spoken to.
@@ -61,13 +62,14 @@ pub struct PutServer {
     pub elicitation: Option<Elicitation>,
     /// The model that the server may have asked; left out: none.
     pub sampling: Option<Sampling>,
-    /// Rules for its calls in every run: not in this version.
-    pub policies: Option<Vec<Value>>,
+    /// Rules for its calls in every run that names it. `tool:NAME` names a tool as the server does.
+    #[schema(max_items = 100)]
+    pub policies: Option<Vec<Policy>>,
 }
 
 impl PutServer {
     /// As an entry of a run, with what an entry has not.
-    pub(super) fn split(self) -> (EntryRequest, Option<Transport>, Vec<Value>) {
+    pub(super) fn split(self) -> (EntryRequest, Option<Transport>, Vec<Policy>) {
         let entry = EntryRequest {
             server: None,
             url: Some(self.url),

@@ -8,9 +8,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::manifest::Declaring;
 use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
 use crate::run::asking::{Elicitation, Sampling};
+use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
 
 /// A new run.
@@ -20,10 +22,12 @@ pub struct CreateRun {
     /// Unique in the tenant; default: a UUID that rises with time.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
     pub id: Option<String>,
-    /// A published agent version: not in this version.
+    /// A published agent, `NAMESPACE/NAME` (its active version) or `NAMESPACE/NAME@VERSION`. Beside it stand only `id`,
+    /// `input`, `metadata`, `secrets`, `priority`, `continue_from`, `binding_id` and tighter `limits`.
+    #[schema(max_length = 300)]
     pub agent: Option<String>,
-    /// The model that is asked.
-    pub model: ModelSpec,
+    /// The model that is asked; required without `agent`.
+    pub model: Option<ModelSpec>,
     /// The system prompt.
     pub instructions: Option<String>,
     /// What the model is told first.
@@ -32,8 +36,9 @@ pub struct CreateRun {
     pub mcp: Option<Vec<EntryRequest>>,
     /// Worker and client tools: not in this version.
     pub tools: Option<Vec<Value>>,
-    /// Rules for calls: not in this version.
-    pub policies: Option<Vec<Value>>,
+    /// Rules for calls, for what goes wrong with them, and for limits.
+    #[schema(max_items = 100)]
+    pub policies: Option<Vec<Policy>>,
     /// What a hot refresh of a changed catalog does.
     pub on_catalog_change: Option<CatalogPolicy>,
     /// The caller's own revision of what cannot be fingerprinted.
@@ -53,6 +58,39 @@ pub struct CreateRun {
     /// Order among due runs of one tenant: higher goes first.
     #[schema(minimum = -100, maximum = 100)]
     pub priority: Option<i32>,
+}
+
+impl CreateRun {
+    /// What the run declares of itself; `None` without a model.
+    pub(super) fn declaring(self) -> Option<Declaring> {
+        Some(Declaring {
+            model: self.model?,
+            instructions: self.instructions,
+            mcp: self.mcp.unwrap_or_default(),
+            tools: self.tools.unwrap_or_default(),
+            policies: self.policies.unwrap_or_default(),
+            on_catalog_change: self.on_catalog_change,
+            binding_id: self.binding_id,
+            limits: self.limits.unwrap_or_default(),
+            output_schema: self.output_schema,
+        })
+    }
+
+    /// The fields that are given and belong to the manifest of an agent.
+    pub(super) fn fixed_by_agent(&self) -> Vec<&'static str> {
+        [
+            ("model", self.model.is_some()),
+            ("instructions", self.instructions.is_some()),
+            ("mcp", self.mcp.is_some()),
+            ("tools", self.tools.is_some()),
+            ("policies", self.policies.is_some()),
+            ("on_catalog_change", self.on_catalog_change.is_some()),
+            ("output_schema", self.output_schema.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(field, is_given)| is_given.then_some(field))
+        .collect()
+    }
 }
 
 /// Text, or an array of messages.

@@ -110,7 +110,7 @@ impl Commands {
                 return Err(self.not_pending(asker, envelope.uid, &call).await?);
             }
             self.check_token(asker, request.token.as_deref(), approval)?;
-            let (cast, ruling) = self.cast(asker, envelope, approval, &request, &format!("/approvals/{index}"))?;
+            let (cast, ruling) = self.cast(asker, envelope, approval, &request, &format!("/approvals/{index}")).await?;
             votes.push((approval.clone(), cast, ruling));
         }
         Ok(votes)

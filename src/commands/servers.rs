@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use url::Url;
 
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::registration::{PutServer, Transport};
 use super::{Asker, CommandError, Commands, Fault, entry};
 use crate::dispatch::Sighting;
@@ -46,9 +46,9 @@ impl Commands {
         let is_http = transport.unwrap_or_default() == Transport::StreamableHttp;
         let stdio = "stdio servers run on the operator's machines: the operator declares them, not the API";
         faults.require(is_http, "/transport", stdio);
-        faults.require(policies.is_empty(), "/policies", LATER);
-        let entry = entry::check(request, "", &mut faults);
+        let entry = entry::check(request, "", &mut faults).map(|entry| McpEntry { policies, ..entry });
         if let Some(entry) = &entry {
+            self.check_own_policies(&entry.policies, name, entry, &mut faults).await?;
             self.check_address(entry, "", &mut faults);
             let is_hidden = entry.url.as_deref().and_then(query_of).is_some_and(|query| query == HIDDEN_QUERY);
             faults.require(!is_hidden, "/url", "has a query that was hidden when it was shown: give it whole");
@@ -63,7 +63,7 @@ impl Commands {
             return Err(CommandError::NameDeclared);
         }
         let audit = self.tenant_row(asker, "mcp-server.put", name, detail(&entry));
-        let registration = Registration { entry, policies };
+        let registration = Registration { entry };
         match self.store.server_put(&asker.tenant, name, &registration, &audit).await? {
             ServerPut::Stored(server) => {
                 self.dispatch.registry_changed();

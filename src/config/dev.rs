@@ -12,17 +12,20 @@ use base64::engine::general_purpose::STANDARD;
 use super::{
     ALLOW_SCRIPTED_MODELS, CORS_ORIGINS, Config, ConfigFault, ConfigFaults, DATABASE_URL, DRAIN_S, EGRESS_ALLOW,
     JWT_AUDIENCE, JWT_HS256_SECRET, JWT_ISSUER, KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, LEASE_S, LISTEN, LOG,
-    LOG_FILTER, MASTER_KEYS, MAX_BODY_BYTES, MAX_RUNNING, TENANT_MAX_CALLS, TENANT_MAX_RUNNING, WAKE,
+    LOG_FILTER, MASTER_KEYS, MAX_BODY_BYTES, MAX_RUNNING, RESULT_VIEW_BYTES, TENANT_MAX_CALLS, TENANT_MAX_RUNNING,
+    TURN_VIEW_BYTES, WAKE,
 };
 
 /// What a developer may tune through the environment. Everything else is fixed: `dev` must never reach a database, a
 /// key or an issuer of production that happens to be in the shell's environment.
-const TUNABLE: [&str; 12] = [
+const TUNABLE: [&str; 14] = [
     LEASE_S.name,
     MAX_RUNNING.name,
     TENANT_MAX_RUNNING.name,
     TENANT_MAX_CALLS.name,
     DRAIN_S.name,
+    RESULT_VIEW_BYTES.name,
+    TURN_VIEW_BYTES.name,
     KEEP_EVENTS_D.name,
     KEEP_RUNS_D.name,
     KEEP_RECEIPTS_D.name,

@@ -13,6 +13,7 @@ mod servers;
 #[cfg(test)]
 mod tests;
 mod unknown;
+mod view;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -32,6 +33,8 @@ use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
 pub use servers::DeclaredServer;
 pub use unknown::unknown_variables;
+pub use view::ViewBytes;
+use view::{RESULT_VIEW_BYTES, TURN_VIEW_BYTES, view_bytes};
 
 /// Smallest shared secret, in bytes: the strength of HS256.
 const SECRET_MIN: usize = 32;
@@ -98,7 +101,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 30] = [
+pub const SETTINGS: [Setting; 32] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -121,6 +124,8 @@ pub const SETTINGS: [Setting; 30] = [
     CATALOG_MAX_AGE_MS,
     WAKE,
     DRAIN_S,
+    RESULT_VIEW_BYTES,
+    TURN_VIEW_BYTES,
     KEEP_EVENTS_D,
     KEEP_RUNS_D,
     KEEP_RECEIPTS_D,
@@ -170,6 +175,8 @@ pub struct Config {
     pub drain_s: u32,
     /// How long things are kept after their run has ended.
     pub keep: KeepDays,
+    /// How much of tool results models are told.
+    pub view: ViewBytes,
     /// Form of the log.
     pub log: LogFormat,
     /// Which log lines are written; `None`: the default of `telemetry`.
@@ -278,7 +285,7 @@ impl Config {
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
-        let keep = keep_days(reader);
+        let (keep, view) = (keep_days(reader), view_bytes(reader));
         let log = reader.one_of(&LOG, &[("json", LogFormat::Json), ("text", LogFormat::Text)]);
         let max_body_bytes = reader.number(&MAX_BODY_BYTES, 1024, 1024 * 1024 * 1024);
         let cors_origins = cors_origins(reader);
@@ -309,6 +316,7 @@ impl Config {
             wake: wake?,
             drain_s: drain_s?,
             keep: keep?,
+            view: view?,
             log: log?,
             log_filter,
             cors_origins,

@@ -48,6 +48,7 @@ pub(super) fn declared_entry() -> McpEntry {
         trust_annotations: false,
         require_approval: None,
         own_class: None,
+        policies: Vec::new(),
         required: true,
         timeouts: Timeouts::default(),
         elicitation: Elicitation::Deny,

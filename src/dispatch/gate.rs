@@ -79,8 +79,10 @@ impl Gate {
             return reject(INVALID_ARGUMENTS, reason, input);
         }
         match verdict(tool) {
-            Verdict::Send => Ruling::Admit { target: binding.target(tool), input },
-            Verdict::Ask(requirement) => Ruling::Ask { target: binding.target(tool), input, requirement },
+            Verdict::Send => Ruling::Admit { target: binding.target(tool), input, judged: Box::default() },
+            Verdict::Ask(requirement) => {
+                Ruling::Ask { target: binding.target(tool), input, requirement, judged: Box::default() }
+            }
         }
     }
 
@@ -125,7 +127,7 @@ fn verdict(tool: &BoundTool) -> Verdict {
 }
 
 fn reject(rule: &str, reason: String, input: Value) -> Ruling {
-    Ruling::Reject { rule: rule.to_owned(), reason, input }
+    Ruling::Reject { rule: rule.to_owned(), reason, input, judged: Box::default() }
 }
 
 /// Providers write no text at all for a tool without parameters: that is an empty object.

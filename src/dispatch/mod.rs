@@ -357,6 +357,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         input_schema: tool.input_schema.clone(),
         progress: ProgressSink::none(),
         output_schema: tool.output_schema.clone(),
+        turned_away: call.turned_away,
         may_leave: caller.may_leave.clone(),
         asks: None,
         continuation: call.asked.as_deref().map(continuation),

@@ -12,9 +12,11 @@ use super::{Dispatch, Sighting, Unreachable};
 use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer};
 use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
+use crate::run::binding::Binding;
 use crate::run::ids::{Fence, RunUid, TenantId};
 use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
+use crate::store::Claim;
 
 /// A stored secret, or why it does not open; `None`: there is none of that name.
 type Stored = Option<Arc<Result<Opened, String>>>;
@@ -159,6 +161,38 @@ impl Dispatch {
         let secret = secret.ok_or_else(|| unusable(&format!("its secret {name:?} is missing")))?;
         let opened = secret.as_ref().as_ref().map_err(|why| unusable(why))?;
         value_for(opened, name, &url).map(|value| Some(value.clone())).map_err(|why| unusable(&why))
+    }
+
+    /// Takes out of what a run's models say whatever its servers and its models are told. A server that cannot be looked
+    /// up now is told nothing now.
+    pub async fn told_to(
+        &self,
+        reader: &Claim,
+        binding: &Binding,
+        model: &ModelSpec,
+        secrets: &RunSecrets,
+    ) -> Redactor {
+        let entries = &binding.entries;
+        let samples = entries.iter().filter_map(|entry| Some(&entry.sampling.as_ref()?.model));
+        let mut keys: Vec<SecretString> = secrets.opened().map(|(_, value)| value.clone()).collect();
+        for model in samples.chain([model]) {
+            match self.model_secret(&reader.tenant, model, secrets).await {
+                Ok(key) => keys.extend(key),
+                Err(fault) => {
+                    tracing::debug!(run = %reader.uid.0, %fault, "a model's key is not there to be looked for");
+                }
+            }
+        }
+        let mut told = Redactor::of(&keys);
+        for entry in entries.iter().filter(|entry| !entry.is_unused()) {
+            match self.target(&reader.tenant, entry, (reader.uid, reader.fence), secrets).await {
+                Ok(target) => told = told.joined(&target.told()),
+                Err(fault) => {
+                    tracing::debug!(run = %reader.uid.0, fault, "a server's secret is not there to be looked for");
+                }
+            }
+        }
+        told
     }
 
     /// Whether a stored secret may go to that address, as it stands now. `None`: there is no such secret.

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use uuid::Uuid;
 
+use super::clean::clean;
 use super::drive::Drive;
 use super::stopped::Stopped;
 use crate::dispatch::{AskRefusal, ServerAsk};
@@ -332,13 +333,16 @@ impl Drive<'_> {
         let requests_before = self.envelope.head.state.asks.usage.model_requests;
         let prompt = request.prompt();
         let (shared, secrets, tenant) = (Arc::clone(self.shared), Arc::clone(&self.secrets), self.claim.tenant.clone());
+        let (claim, binding) = (self.claim.clone(), Arc::clone(&self.binding));
         async move {
             let secret = match shared.parts.dispatch.model_secret(&tenant, &model, &secrets).await {
                 Ok(secret) => secret,
                 Err(fault) => return SampleEnd::Failed { message: fault.to_string() },
             };
+            let told = shared.parts.dispatch.told_to(&claim, &binding, &model, &secrets).await;
             let stream =
                 shared.parts.models.ask(ModelRequest { model, prompt, secret, requests_before, calls_before: 0 });
+            let stream = clean(stream, told);
             let end = timeout(SAMPLE_MAX, answer(stream, name)).await.unwrap_or_else(|_elapsed| SampleEnd::Failed {
                 message: "the model's answer takes too long".to_owned(),
             });

@@ -21,13 +21,14 @@ pub(super) struct Catalogs {
     watched: Watched,
     /// The turns before the step that servers were read for last.
     turns: u32,
-    /// How often they were read for it.
+    /// How often they were read for it since the leg began.
     readings: u32,
 }
 
 impl Catalogs {
-    pub(super) const fn new(watched: Watched) -> Self {
-        Self { watched, turns: 0, readings: 0 }
+    /// What was read for the step after so many turns.
+    pub(super) const fn new(watched: Watched, turns: u32) -> Self {
+        Self { watched, turns, readings: 0 }
     }
 
     /// Notes a reading before the step that follows so many turns. One that left a server unread is the step's last:
@@ -38,16 +39,21 @@ impl Catalogs {
         self.readings = if left_unread { READINGS_A_STEP } else { before.saturating_add(1) };
     }
 
-    fn may_read(&self, turns: u32) -> bool {
-        self.turns != turns || self.readings < READINGS_A_STEP
+    /// Whether servers are to be read before the step after so many turns. A server may say that its list holds for no
+    /// time at all: what only ran out is read once a step.
+    fn has_news(&self, turns: u32) -> bool {
+        match self.watched.news() {
+            News::None => false,
+            News::Expired => self.turns != turns,
+            News::Lost | News::Announced => self.turns != turns || self.readings < READINGS_A_STEP,
+        }
     }
 }
 
 impl Drive<'_> {
     /// Announcements count before the next step. Several of them are one.
     pub(super) fn heed_news(&mut self) {
-        let may_read = self.catalogs.may_read(self.envelope.head.state.turns);
-        self.envelope.announced |= may_read && self.catalogs.watched.news() != News::None;
+        self.envelope.announced |= self.catalogs.has_news(self.envelope.head.state.turns);
     }
 
     /// A leg without a caller compares catalogs before it sends anything.
@@ -62,7 +68,7 @@ impl Drive<'_> {
             };
             match (read, waits.next()) {
                 (Ok(read), _) => {
-                    self.catalogs = Catalogs::new(read.watched);
+                    self.catalogs = Catalogs::new(read.watched, self.envelope.head.state.turns);
                     let served = Box::new(merge(entries, &read.catalogs).0);
                     return self.decide(Fact::CatalogRead { served }).await;
                 }

@@ -32,12 +32,16 @@ impl Drive<'_> {
             let fact = match vote {
                 LeftVote::Expired(approval) => Fact::ApprovalExpired { approval },
                 LeftVote::Cast(cast) => {
-                    let tool = open.approval.tool.clone();
-                    let ruled = cast
-                        .arguments
-                        .clone()
-                        .map(|given| self.gate.rule_on_change(&self.envelope.binding, &tool, given));
-                    Fact::Voted { cast, ruling: ruled.map(Box::new) }
+                    let (tool, turn) = (open.approval.tool.clone(), open.approval.turn);
+                    let ruling = match cast.arguments.clone() {
+                        None => None,
+                        Some(given) => {
+                            let ruling = self.gate.rule_on_change(&self.envelope.binding, &tool, given);
+                            let expressions = &self.shared.parts.expressions;
+                            Some(Box::new(expressions.rule(&self.envelope, turn, &tool, ruling).await))
+                        }
+                    };
+                    Fact::Voted { cast, ruling }
                 }
             };
             match self.decide(fact).await {

@@ -175,6 +175,7 @@ impl<'a> Drive<'a> {
             may_leave: may_leave(shared, &signals),
             asks: door,
         };
+        let turns = envelope.head.state.turns;
         let left = envelope.calls.iter().filter(|call| call.is_deferred()).map(|call| call.key).collect();
         Ok(Self {
             shared,
@@ -193,7 +194,7 @@ impl<'a> Drive<'a> {
             left,
             said: Said::default(),
             stop_calls: CancellationToken::new(),
-            catalogs: Catalogs::new(watched),
+            catalogs: Catalogs::new(watched, turns),
             let_go: false,
         })
     }
@@ -254,6 +255,7 @@ impl<'a> Drive<'a> {
             let (stands, smaller) = ((self.envelope.leg, self.envelope.announced), smaller(&fact));
             let mut places = self.places(&fact);
             self.envelope.room = places.len();
+            self.envelope.view = self.shared.settings.view;
             let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
             places.truncate(commit.sends.len());
             if !self.envelope.waits_for_room() {

@@ -3,6 +3,7 @@
 
 mod asks;
 mod catalog;
+mod clean;
 mod decided;
 mod drive;
 mod keep;
@@ -27,10 +28,12 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Clock;
 use crate::dispatch::{Dispatch, Watched};
 use crate::model::Models;
+use crate::policy::Expressions;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
+use crate::run::view::ViewLimits;
 use crate::store::journal::Journal;
 use crate::store::{Claim, Store};
 use lease::Lease;
@@ -50,6 +53,8 @@ pub struct ExecutorSettings {
     pub tenant_max_calls: usize,
     /// How old a catalog may be when a leg begins.
     pub catalog_max_age: Duration,
+    /// How much of results models are told.
+    pub view: ViewLimits,
 }
 
 /// What the executor works with.
@@ -62,6 +67,8 @@ pub struct Parts {
     pub dispatch: Arc<Dispatch>,
     /// Asks models.
     pub models: Arc<Models>,
+    /// Evaluates the conditions of rules.
+    pub expressions: Expressions,
     /// Now, and fresh ids.
     pub clock: Arc<dyn Clock>,
     /// Every task of the server.

@@ -5,12 +5,13 @@ use std::time::Duration;
 use futures::StreamExt;
 use tokio::time::{Instant, sleep_until};
 
+use super::clean::clean;
 use super::drive::Drive;
 use super::stopped::Stopped;
 use crate::failpoint;
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
 use crate::run::event::Part;
-use crate::run::fact::Fact;
+use crate::run::fact::{Fact, Ruling};
 use crate::run::history::prompt;
 use crate::run::ids::RunUid;
 use crate::run::message::ModelTurn;
@@ -38,6 +39,9 @@ struct Unsent {
 
 impl Unsent {
     fn text(&mut self, more: &str) {
+        if more.is_empty() {
+            return;
+        }
         if let Some(Part::TextDelta { text, .. }) = self.parts.last_mut() {
             text.push_str(more);
         } else {
@@ -47,6 +51,9 @@ impl Unsent {
     }
 
     fn reasoning(&mut self, more: &str) {
+        if more.is_empty() {
+            return;
+        }
         if let Some(Part::ReasoningDelta { text, .. }) = self.parts.last_mut() {
             text.push_str(more);
         } else {
@@ -90,7 +97,8 @@ impl Drive<'_> {
                     model: spec.clone(),
                 };
                 failpoint::pass("model.request.before");
-                let stream = self.shared.parts.models.ask(request);
+                let told = dispatch.told_to(self.claim, &self.envelope.binding, spec, &self.secrets).await;
+                let stream = clean(self.shared.parts.models.ask(request), told);
                 let answer = self.follow(stream).await?;
                 failpoint::pass("model.answer.after");
                 answer
@@ -106,7 +114,7 @@ impl Drive<'_> {
             .increment(1);
         match answer {
             Answer::Turn(turn, parts) => {
-                let rulings = turn.calls.iter().map(|call| self.gate.rule(&self.envelope.binding, call)).collect();
+                let rulings = self.rule(&turn).await;
                 self.decide(Fact::TurnEnded { turn, parts, rulings }).await
             }
             Answer::Failed(error) => self.give_up_or_wait(error).await,
@@ -147,11 +155,24 @@ impl Drive<'_> {
         }
     }
 
+    /// What the gate and the rules say of each call of a turn, in call order.
+    async fn rule(&mut self, turn: &ModelTurn) -> Vec<Ruling> {
+        let number = self.envelope.head.state.turns.saturating_add(1);
+        let mut rulings = Vec::with_capacity(turn.calls.len());
+        for call in &turn.calls {
+            let ruling = self.gate.rule(&self.envelope.binding, call);
+            let expressions = &self.shared.parts.expressions;
+            rulings.push(expressions.rule(&self.envelope, number, &call.tool, ruling).await);
+        }
+        rulings
+    }
+
     async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {
         let (code, after) = match failed.kind {
             ModelErrorKind::Retryable { after } => ("model-error", Some(after)),
             ModelErrorKind::ContextOverflow => ("context-overflow", None),
             ModelErrorKind::Refused => ("model-error", None),
+            ModelErrorKind::ToolRefused => ("model-tool-refused", None),
         };
         let error = RunError::new(code, failed.message);
         self.decide(Fact::ModelFailed { error, retry: after.is_some() }).await?;

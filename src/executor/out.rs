@@ -147,7 +147,7 @@ impl Drive<'_> {
 pub(super) const fn stage_of(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Answered(Answer::Done { .. }) => "completed",
-        Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) => "failed",
+        Outcome::Answered(Answer::Failed { .. }) | Outcome::NotSent(_) | Outcome::TurnedAway(_) => "failed",
         Outcome::Unknown(_) => "indeterminate",
         Outcome::Deferred(_) => "deferred",
         Outcome::InputRequired(_) => "waiting",

@@ -8,14 +8,17 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use super::Api;
+use super::agents::{DeployVersion, RollBackVersion};
 use super::problem::{ApiError, Flaw};
+use super::{Api, yaml};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
 use crate::commands::{
-    AnswerInput, Asker, CreateRun, DecideApproval, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
+    AgentManifest, AnswerInput, Asker, CreateRun, DecideApproval, Manifest, PutSecret, PutServer, ReconcileCall,
+    RequestKey, ResumeRun,
 };
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
@@ -37,6 +40,9 @@ pub(super) struct Admin(pub(super) Caller);
 
 /// A caller who may register MCP servers.
 pub(super) struct McpWriter(pub(super) Caller);
+
+/// A caller who may publish agents.
+pub(super) struct AgentsWriter(pub(super) Caller);
 
 /// A caller who may store secrets.
 pub(super) struct SecretsWriter(pub(super) Caller);
@@ -87,6 +93,14 @@ impl FromRequestParts<Arc<Api>> for SecretsWriter {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         caller(&parts.headers, api, Scope::SecretsWrite).await.map(Self)
+    }
+}
+
+impl FromRequestParts<Arc<Api>> for AgentsWriter {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::AgentsWrite).await.map(Self)
     }
 }
 
@@ -227,6 +241,21 @@ impl Body for PutSecret {
     const MAY_BE_EMPTY: bool = false;
 }
 
+impl Body for AgentManifest {
+    const SCHEMA: &'static str = "AgentManifest";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for DeployVersion {
+    const SCHEMA: &'static str = "DeployVersion";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for RollBackVersion {
+    const SCHEMA: &'static str = "RollBackVersion";
+    const MAY_BE_EMPTY: bool = true;
+}
+
 /// A checked body, and its bytes for the digest that is kept with an `Idempotency-Key`.
 pub(super) struct Checked<T> {
     /// What it says.
@@ -252,8 +281,30 @@ impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
     }
 }
 
+/// A checked manifest, in JSON or YAML.
+pub(super) struct Manifested(pub(super) Manifest);
+
+impl FromRequest<Arc<Api>> for Manifested {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let (is_json, is_yaml) = (is_json(request.headers()), is_yaml(request.headers()));
+        let bytes = read(request, api).await?;
+        if !is_json && !is_yaml {
+            return Err(ApiError::UnsupportedMediaType);
+        }
+        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
+        let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
+        let read = checked(api, given.clone())?;
+        Ok(Self(Manifest { given, read }))
+    }
+}
+
 fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
-    let body = parse_strict(text).map_err(ApiError::MalformedJson)?;
+    checked(api, parse_strict(text).map_err(ApiError::MalformedJson)?)
+}
+
+fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {
     if is_too_deep(&body) {
         return Err(ApiError::Invalid(vec![Flaw::at("", format!("is nested deeper than {MAX_DEPTH} levels"))]));
     }
@@ -266,9 +317,20 @@ fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
         .map_err(|_says_values| ApiError::Invalid(vec![Flaw::at("", "has none of the allowed forms")]))
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// The media type of a body, without its parameters.
+fn essence(headers: &HeaderMap) -> String {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let essence = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+}
+
+fn is_yaml(headers: &HeaderMap) -> bool {
+    let essence = essence(headers);
+    matches!(essence.as_str(), "application/yaml" | "application/x-yaml" | "text/yaml" | "text/x-yaml")
+        || (essence.starts_with("application/") && essence.ends_with("+yaml"))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let essence = essence(headers);
     essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 

@@ -2,6 +2,7 @@
 //! writes no row, and is the only module that knows a status code.
 
 mod admin;
+mod agents;
 mod approvals;
 mod bindings;
 mod events;
@@ -18,13 +19,16 @@ mod problem;
 mod query;
 mod readers;
 mod records;
+mod refused;
 mod runs;
 mod schema;
 mod secrets;
 mod servers;
 mod tickets;
+mod versions;
 mod views;
 mod wait;
+mod yaml;
 
 pub use listen::{ConnectionLimits, serve};
 
@@ -120,7 +124,18 @@ pub(crate) struct Api {
 /// A schema of the published document that does not compile.
 pub fn router(parts: Parts) -> Result<Router, String> {
     let document = openapi::document();
-    let bodies = ["CreateRun", "ResumeRun", "ReconcileCall", "AnswerInput", "DecideApproval", "PutServer", "PutSecret"];
+    let bodies = [
+        "CreateRun",
+        "ResumeRun",
+        "ReconcileCall",
+        "AnswerInput",
+        "DecideApproval",
+        "PutServer",
+        "PutSecret",
+        "AgentManifest",
+        "DeployVersion",
+        "RollBackVersion",
+    ];
     let schemas = Schemas::compile(&document, &bodies)?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
     let cors = layer::cors(&settings.cors_origins);
@@ -180,6 +195,20 @@ fn routes() -> Router<Arc<Api>> {
             get(servers::server_fetch).put(servers::server_put).delete(servers::server_delete),
         )
         .route("/v1/mcp-servers/{name}/probe", post(servers::server_probe))
+        .route("/v1/agents", get(agents::agent_list))
+        .route("/v1/agents/validate", post(versions::agent_validate))
+        .route("/v1/agents/{namespace}/{name}", get(agents::agent_fetch))
+        .route("/v1/agents/{namespace}/{name}/versions", get(versions::version_list))
+        .route(
+            "/v1/agents/{namespace}/{name}/versions/{version}",
+            get(versions::version_fetch).put(versions::version_publish),
+        )
+        .route("/v1/agents/{namespace}/{name}/versions/{version}/deprecate", post(versions::version_deprecate))
+        .route(
+            "/v1/agents/{namespace}/{name}/deployments",
+            get(agents::deployment_list).post(agents::deployment_create),
+        )
+        .route("/v1/agents/{namespace}/{name}/rollback", post(agents::deployment_roll_back))
         .route("/v1/secrets", get(secrets::secret_list))
         .route("/v1/secrets/{name}", put(secrets::secret_put).delete(secrets::secret_delete))
         .route("/v1/admin/reconciliations", get(admin::reconciliation_list))

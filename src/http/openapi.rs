@@ -5,7 +5,9 @@
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use super::{admin, approvals, events, inputs, probes, problem, records, runs, secrets, servers, tickets};
+use super::{
+    admin, agents, approvals, events, inputs, probes, problem, records, runs, secrets, servers, tickets, versions,
+};
 use crate::run::event::Event;
 
 #[derive(OpenApi)]
@@ -23,7 +25,9 @@ use crate::run::event::Event;
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
         events::event_list, events::event_watch, tickets::ticket_create,
         servers::server_list, servers::server_fetch, servers::server_put, servers::server_delete,
-        servers::server_probe, secrets::secret_list, secrets::secret_put, secrets::secret_delete,
+        servers::server_probe, agents::agent_list, agents::agent_fetch, versions::agent_validate, versions::version_list,
+        versions::version_fetch, versions::version_publish, versions::version_deprecate, agents::deployment_list,
+        agents::deployment_create, agents::deployment_roll_back, secrets::secret_list, secrets::secret_put, secrets::secret_delete,
         probes::health, probes::readiness, probes::metrics, probes::document,
     ),
     components(schemas(problem::Problem, Event)),
@@ -32,6 +36,7 @@ use crate::run::event::Event;
         (name = "approvals", description = "Calls that wait for votes"),
         (name = "admin", description = "Calls whose outcome nobody knows, and the audit"),
         (name = "mcp", description = "Registered MCP servers"),
+        (name = "agents", description = "Agents, their versions, and which of them is active"),
         (name = "secrets", description = "Stored secrets, and where they may be sent"),
         (name = "events", description = "Events as they happen"),
         (name = "server", description = "The server itself"),

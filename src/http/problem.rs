@@ -5,15 +5,14 @@
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::links::{self, Link};
+use super::refused;
 use crate::auth::{AuthError, Scope, TicketRefusal};
 use crate::commands::{CommandError, Fault};
-use crate::run::binding::Drift;
 use crate::run::ids::RunId;
-use crate::run::refusal::Refusal;
 use crate::store::StoreError;
 
 /// When to ask again after an overload, in seconds.
@@ -122,7 +121,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    fn new(status: StatusCode, code: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, code: &'static str, title: &'static str, detail: impl Into<String>) -> Self {
         Self {
             kind: format!("urn:countersign:problem:{code}"),
             title,
@@ -138,7 +137,7 @@ impl Problem {
         }
     }
 
-    fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+    pub(super) fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.members.insert(name.to_owned(), value.into());
         self
     }
@@ -148,7 +147,7 @@ impl Problem {
         self
     }
 
-    fn linked(mut self, links: Vec<Link>) -> Self {
+    pub(super) fn linked(mut self, links: Vec<Link>) -> Self {
         self.links = links;
         self
     }
@@ -299,7 +298,7 @@ fn too_many_streams(limit: usize) -> Problem {
 }
 
 /// A defect: its cause is logged here, once, and never told.
-fn internal(cause: &str) -> Problem {
+pub(super) fn internal(cause: &str) -> Problem {
     tracing::error!(cause, "a request failed by a defect");
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal error", "the server failed; see its log")
 }
@@ -320,7 +319,7 @@ fn of_store(error: &StoreError) -> Problem {
     }
 }
 
-fn conflict(code: &'static str, title: &'static str, detail: impl Into<String>) -> Problem {
+pub(super) fn conflict(code: &'static str, title: &'static str, detail: impl Into<String>) -> Problem {
     Problem::new(StatusCode::CONFLICT, code, title, detail)
 }
 
@@ -338,6 +337,17 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         }
         CommandError::NameDeclared => {
             conflict("name-declared", "The name is taken", "the operator declares a server of this name for everybody")
+        }
+        CommandError::NotEvaluated(why) => overloaded(&why),
+        CommandError::VersionExists => {
+            conflict("version-exists", "The version exists", "it is published with other content, and never changes")
+        }
+        CommandError::VersionDeprecated(version) => {
+            let detail = format!("version {version} is deprecated: no new runs are made of it");
+            conflict("version-deprecated", "The version is deprecated", detail)
+        }
+        CommandError::NothingBefore => {
+            conflict("nothing-before", "Nothing to go back to", "no other version was active before")
         }
         CommandError::NotLookedUp(_) => overloaded("the database does not answer"),
         CommandError::InputNotFound => ApiError::NotFound("there is no such input").problem(),
@@ -358,7 +368,7 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         CommandError::TokenRefused(detail) => {
             Problem::new(StatusCode::FORBIDDEN, "approval-token-refused", "Another approval token", detail)
         }
-        CommandError::Refused(refusal) => of_refusal(refusal, run),
+        CommandError::Refused(refusal) => refused::of_refusal(refusal, run),
         CommandError::Unreachable(unreachable) => {
             let detail = unreachable.to_string();
             Problem::new(StatusCode::BAD_GATEWAY, "mcp-unreachable", "An MCP server cannot be read", detail)
@@ -369,49 +379,4 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         CommandError::Interrupted => ApiError::Internal("a command was interrupted").problem(),
         CommandError::Contended => overloaded("the run changes faster than the request can be decided"),
     }
-}
-
-fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
-    let (code, detail) = (refusal.code(), refusal.to_string());
-    match refusal {
-        Refusal::RunActive => conflict(code, "The run is active", detail).linked(links::of_active(run)),
-        Refusal::RunTerminal => {
-            conflict(code, "The run has ended", detail).linked(run.map(links::to_run).into_iter().collect())
-        }
-        Refusal::BindingChanged => {
-            conflict(code, "Another binding", detail).linked(run.map(links::to_run).into_iter().collect())
-        }
-        Refusal::CatalogChanged(drift) => {
-            drifted(conflict(code, "The MCP tools changed", detail), drift).linked(links::of_drift(run))
-        }
-        Refusal::CatalogChangedInFlight { drift, calls } => {
-            let calls: Vec<&str> = calls.iter().map(crate::run::ids::CallId::as_str).collect();
-            drifted(conflict(code, "The MCP tools changed", detail).with("calls", json!(calls)), drift)
-                .linked(links::of_active(run))
-        }
-        Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
-        Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
-            .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
-        Refusal::AlreadyAnswered => {
-            conflict(code, "The question is closed", detail).linked(run.map(links::to_run).into_iter().collect())
-        }
-        Refusal::AlreadyDecided(_) => {
-            conflict(code, "The approval is decided", detail).linked(run.map(links::to_run).into_iter().collect())
-        }
-        Refusal::NoApproval(_) => conflict(code, "No such approval", detail).linked(links::of_approvals(run)),
-        Refusal::AlreadyVoted => conflict(code, "One vote an actor", detail).linked(links::of_approvals(run)),
-        Refusal::NotAnApprover => {
-            Problem::new(StatusCode::FORBIDDEN, code, "Not an approver", detail).linked(links::of_approvals(run))
-        }
-        Refusal::ArgumentsFixed => conflict(code, "The arguments are fixed", detail),
-        Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
-        Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
-            .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),
-        Refusal::NothingDecided => conflict(code, "Nothing is decided", detail),
-        Refusal::Impossible(cause) => internal(cause),
-    }
-}
-
-fn drifted(problem: Problem, drift: Drift) -> Problem {
-    problem.with("added", drift.added).with("removed", drift.removed).with("changed", drift.changed)
 }

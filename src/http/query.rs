@@ -8,6 +8,7 @@ use url::form_urlencoded;
 use uuid::Uuid;
 
 use super::problem::{ApiError, Flaw};
+use crate::run::agent::AgentName;
 use crate::run::ids::{CallKey, RunUid};
 use crate::run::time::Timestamp;
 use crate::store::{PlaceInTime, ReceiptPlace, RunCursor};
@@ -269,6 +270,52 @@ impl<const LIST: u8> Cursor for NameCursor<LIST> {
     fn read(bytes: &[u8]) -> Option<Self> {
         let name = std::str::from_utf8(bytes).ok()?;
         (!name.contains('\0')).then(|| Self(name.to_owned()))
+    }
+}
+
+/// The last version of an agent.
+pub(super) struct VersionCursor(pub(super) String);
+
+impl Cursor for VersionCursor {
+    const LIST: u8 = b'w';
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.as_bytes().to_vec()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        NameCursor::<b'w'>::read(bytes).map(|NameCursor(version)| Self(version))
+    }
+}
+
+/// The last agent.
+pub(super) struct AgentCursor(pub(super) AgentName);
+
+impl Cursor for AgentCursor {
+    const LIST: u8 = b'g';
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.to_string().into_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (namespace, name) = std::str::from_utf8(bytes).ok()?.split_once('/')?;
+        AgentName::parse(namespace, name).map(Self)
+    }
+}
+
+/// The last deployment's number.
+pub(super) struct DeploymentCursor(pub(super) u32);
+
+impl Cursor for DeploymentCursor {
+    const LIST: u8 = b'd';
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.to_be_bytes().to_vec()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(u32::from_be_bytes).map(Self)
     }
 }
 

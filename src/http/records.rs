@@ -118,6 +118,7 @@ fn of(run: &RunView, call: Call) -> Receipt {
         ("stage" = Option<String>, Query, description = "Only receipts at this stage"),
         ("status" = Option<String>, Query, description = "Only of runs of this status"),
         ("reason" = Option<String>, Query, description = "Only of runs of this reason"),
+        ("agent" = Option<String>, Query, description = "Only of runs of this agent (`NAMESPACE/NAME`) or version (`NAMESPACE/NAME@VERSION`)"),
         ("metadata" = Option<std::collections::BTreeMap<String, String>>, Query, style = DeepObject, explode, description = "Only of runs with all of these labels: `metadata[key]=value`"),
         ("created_after" = Option<String>, Query, format = DateTime, description = "Only of calls made at or after this time"),
         ("created_before" = Option<String>, Query, format = DateTime, description = "Only of calls made before this time"),

@@ -94,6 +94,7 @@ fn mark_created(response: &mut Response, id: &RunId, replayed: bool) {
         ("cursor" = Option<String>, Query, description = "The `next_cursor` of the page before"),
         ("status" = Option<String>, Query, description = "Only runs of this status"),
         ("reason" = Option<String>, Query, description = "Only runs of this reason"),
+        ("agent" = Option<String>, Query, description = "Only runs of this agent (`NAMESPACE/NAME`) or version (`NAMESPACE/NAME@VERSION`)"),
         ("metadata" = Option<std::collections::BTreeMap<String, String>>, Query, style = DeepObject, explode, description = "Only runs with all of these labels: `metadata[key]=value`"),
         ("created_after" = Option<String>, Query, format = DateTime, description = "Only runs created at or after this time"),
         ("created_before" = Option<String>, Query, format = DateTime, description = "Only runs created before this time"),
@@ -120,6 +121,7 @@ pub(super) fn take_filter(query: &mut Query) -> RunFilter {
     RunFilter {
         status: query.take_one_of("status", &STATUSES),
         reason: query.take_one_of("reason", &reasons()),
+        agent: query.take_text("agent"),
         metadata: query.take_map("metadata"),
         created_after: query.take_time("created_after"),
         created_before: query.take_time("created_before"),

@@ -17,6 +17,7 @@ use super::problem::ApiError;
 use super::query::{NameCursor, Query, ServerCursor, encode};
 use crate::commands::{Probe, PutServer, without_query};
 use crate::run::binding::{CatalogRecord, ServedTool, Warning};
+use crate::run::policy::Policy;
 use crate::run::spec::{McpAuth, PerTool, Replay, SideEffectClass, Timeouts};
 use crate::run::time::Timestamp;
 use crate::store::registry::RegisteredServer;
@@ -54,8 +55,7 @@ pub(super) struct ServerView {
     /// Time limits.
     timeouts: Timeouts,
     /// Rules for its calls in every run.
-    #[schema(value_type = Vec<Object>)]
-    policies: Vec<Value>,
+    policies: Vec<Policy>,
     /// When the name was first put.
     created_at: Timestamp,
     /// When this version was put.
@@ -261,7 +261,7 @@ impl From<RegisteredServer> for ServerView {
             trust_annotations: entry.trust_annotations,
             required: entry.required,
             timeouts: entry.timeouts,
-            policies: registration.policies,
+            policies: entry.policies,
             created_at,
             updated_at,
         }

@@ -15,8 +15,9 @@ use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId, TenantId};
-use crate::run::message::{Content, Message, Role};
+use crate::run::message::{Content, Message, Picture, Role};
 use crate::run::outcome::ToolError;
+use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
 use crate::run::spec::{Limits, ModelSpec, Replay, SideEffectClass};
 use crate::run::time::Timestamp;
@@ -147,7 +148,7 @@ impl Run {
             id,
             status: head.status.code(),
             reason: head.status.reason(),
-            agent: None,
+            agent: spec.agent.map(String::from),
             model: spec.model,
             metadata: spec.metadata,
             binding_id: spec.binding_id,
@@ -224,7 +225,26 @@ pub(super) enum ContentView {
         output: Value,
         /// Whether the model is told that the call failed.
         is_error: bool,
+        /// Pictures that the model is shown besides; the receipt has them whole.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        #[schema(required = false)]
+        pictures: Vec<PictureView>,
     },
+}
+
+/// A picture of a tool's result.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct PictureView {
+    /// `image/png`, `image/jpeg`, `image/gif` or `image/webp`.
+    media_type: String,
+    /// Bytes of its base64 text.
+    bytes: usize,
+}
+
+impl From<Picture> for PictureView {
+    fn from(picture: Picture) -> Self {
+        Self { media_type: picture.media_type, bytes: picture.data.len() }
+    }
 }
 
 impl From<Message> for MessageView {
@@ -233,8 +253,9 @@ impl From<Message> for MessageView {
             Content::Text { text } => ContentView::Text { text },
             Content::Reasoning { text, native: _ } => ContentView::Reasoning { text },
             Content::ToolCall { call_id, tool, input } => ContentView::ToolCall { call_id, tool, input },
-            Content::ToolResult { call_id, tool, output, is_error } => {
-                ContentView::ToolResult { call_id, tool, output, is_error }
+            Content::ToolResult { call_id, tool, output, is_error, pictures } => {
+                let pictures = pictures.into_iter().map(PictureView::from).collect();
+                ContentView::ToolResult { call_id, tool, output, is_error, pictures }
             }
         });
         let content = content.collect();
@@ -302,6 +323,10 @@ pub(super) struct Receipt {
     since: Option<Timestamp>,
     /// Who decided last how it goes on, when somebody did.
     decided_by: Option<String>,
+    /// What the policies decided about the call before it was sent, where any are about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    policy: Option<Decision>,
     /// When the model made the call.
     created_at: Timestamp,
     /// When it was settled.
@@ -333,6 +358,7 @@ impl Receipt {
             cause: None,
             since: None,
             decided_by: call.decided_by.map(|actor| actor.as_str().to_owned()),
+            policy: call.judged.decision,
             created_at: call.created_at,
             settled_at: None,
         };

@@ -43,6 +43,8 @@ pub(super) struct HttpRefusal {
     pub(super) retry_after: Option<Duration>,
     /// The server does not know our session any more.
     pub(super) session_lost: bool,
+    /// The token that it refused has a successor.
+    pub(super) renewed: bool,
     /// The message of a JSON-RPC error in the body.
     pub(super) message: Option<String>,
     /// Its code.

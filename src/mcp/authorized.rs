@@ -1,5 +1,5 @@
-//! Requests with a token that is good, and once more with another when the server refuses that one: what is refused for
-//! its token was certainly not executed.
+//! Requests with a token that is good, and once more with another when the server refuses that one. A call alone is given
+//! back instead: its next attempt is the run's to say.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -24,6 +24,9 @@ impl TrackedClient {
             self.start(post, &mut headers)?;
             let result = self.send_in_time(post, headers.clone(), &pass).await;
             let Err(StreamableHttpError::AuthRequired(challenge)) = &result else { return result };
+            if post.is_call() {
+                return Err(refused_for_its_token(post, pass.renew(challenge, &mut headers).await));
+            }
             post.recall();
             if let Err(why) = pass.renew(challenge, &mut headers).await {
                 let refusal = HttpRefusal { status: 401, message: Some(why.clone()), ..HttpRefusal::default() };
@@ -90,6 +93,14 @@ impl TrackedClient {
             }
         }
     }
+}
+
+/// A call that is refused for its token is not sent again from here: every attempt of a call is said before it leaves.
+fn refused_for_its_token(post: &Post, renewed: Result<(), String>) -> Fault {
+    let message = renewed.as_ref().err().cloned();
+    let refusal = HttpRefusal { status: 401, renewed: renewed.is_ok(), message, ..HttpRefusal::default() };
+    post.settle(Stage::Status(refusal));
+    fault("the server refused the token")
 }
 
 impl Pass<'_> {

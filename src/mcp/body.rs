@@ -6,6 +6,7 @@ use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
 use super::outline::START;
+use crate::run::mend::Utf8Pieces;
 
 /// Why a body could not be read.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,10 +57,11 @@ pub(super) fn events(
     observe: impl Fn(&mut Sse) -> bool + Send + 'static,
     overflow: impl Fn(&[u8]) -> bool + Send + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let mut gate = EventGate::new(max);
+    let (mut gate, mut text) = (EventGate::new(max), Utf8Pieces::default());
     let chunks = response.bytes_stream().map(move |chunk| -> Result<Bytes, StreamFault> {
         let chunk = chunk.map_err(|_broken| StreamFault::Broken)?;
-        gate.pass(&chunk, &overflow).map(Bytes::from)
+        // One byte that is no text would end the stream, and with it what it answers.
+        gate.pass(&chunk, &overflow).map(|kept| Bytes::from(text.push(&kept)))
     });
     let events = SseStream::from_bytes_stream(chunks);
     events

@@ -80,6 +80,8 @@ impl Reading {
 pub struct Subscription {
     lease: Arc<Lease>,
     announced: u64,
+    /// Until when the server said that it holds.
+    until: Option<Instant>,
 }
 
 /// What became of a reading.
@@ -87,6 +89,8 @@ pub struct Subscription {
 pub enum News {
     /// Nothing was heard.
     None,
+    /// It holds no longer than the server said that it does.
+    Expired,
     /// The connection is gone: something may have been missed.
     Lost,
     /// The server announced another list of tools.
@@ -95,7 +99,8 @@ pub enum News {
 
 impl Subscription {
     pub(super) fn new(lease: Lease, reading: &Reading) -> Self {
-        Self { lease: Arc::new(lease), announced: reading.announced }
+        let until = reading.ttl.and_then(|ttl| reading.at.checked_add(ttl));
+        Self { lease: Arc::new(lease), announced: reading.announced, until }
     }
 
     /// What became of the reading since.
@@ -103,10 +108,12 @@ impl Subscription {
         let connection = self.lease.connection();
         if connection.catalog.announcements.count() != self.announced {
             News::Announced
-        } else if connection.is_alive() {
-            News::None
-        } else {
+        } else if !connection.is_alive() {
             News::Lost
+        } else if self.until.is_some_and(|until| until <= Instant::now()) {
+            News::Expired
+        } else {
+            News::None
         }
     }
 }

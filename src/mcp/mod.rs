@@ -135,6 +135,8 @@ pub struct ToolRequest {
     pub progress: ProgressSink,
     /// The server's schema of `structuredContent`; a result that does not fit is a failed call.
     pub output_schema: Option<Value>,
+    /// How often its server turned it away already.
+    pub turned_away: u32,
     /// Whether the call may still leave.
     pub may_leave: MayLeave,
     /// Where its server's questions go while it is out; `None`: it may ask nothing.

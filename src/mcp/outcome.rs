@@ -15,7 +15,8 @@
 //! 2. **The HTTP status, before any body.** A gateway that answers 502 may have passed the request on, and a JSON-RPC
 //!    error in its body does not change that: every 5xx, and 408, is unknown. Every 3xx (redirects are not followed)
 //!    and every other 4xx says that the request was turned away before anything was done: not sent. Among these a lost
-//!    session and a rate limit can be helped by trying again, once.
+//!    session, a token that has a successor and a rate limit can be helped by another attempt. That attempt is the run's
+//!    to make, and to say: nothing that has reached a server is sent again from here.
 //! 3. **The body of a 2xx.** A JSON-RPC result or error with this request's id is an answer, `isError` and schema
 //!    faults included: the call ran, it only did not do what was hoped. 202, a foreign id, HTML, half a body, a stream
 //!    that ends early: unknown. An answer that is merely too large *is* an answer: the server did the work and reports
@@ -73,6 +74,8 @@ pub(super) enum Remedy {
     Redial,
     /// The same connection, after a pause that the server asked for.
     After(Duration),
+    /// The same connection, with the token's successor.
+    NewToken,
 }
 
 /// The compiled output schema of a tool, or why it is none.
@@ -130,6 +133,7 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
     let text = format!("The MCP server refused the call with HTTP {status}{said}. It was not executed.");
     let remedy = match refusal.retry_after {
         _ if refusal.session_lost => Remedy::NewSession,
+        _ if refusal.renewed => Remedy::NewToken,
         Some(pause) if status == 429 && pause <= RETRY_AFTER_MAX => Remedy::After(pause),
         _ => Remedy::None,
     };
@@ -148,6 +152,10 @@ fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
     if output.get("content").and_then(Value::as_array).is_some_and(|blocks| blocks.len() > MAX_BLOCKS) {
         return too_large(Excess::Blocks);
     }
+    if !output.is_object() {
+        let text = "The call was executed, but its result is not what the protocol prescribes: an object.";
+        return failed("invalid-result", text.to_owned(), Some(output));
+    }
     match output.get("resultType").and_then(Value::as_str) {
         // The server goes on by itself. Without a name nobody can ask it for the end.
         Some("task") => return task_of(&output).map_or(Outcome::Unknown(Cause::LostResponse), Outcome::Deferred),
@@ -162,13 +170,20 @@ fn by_answer(mut message: Value, promised: Option<&Promised>) -> Outcome {
     }
     if output.get("isError").and_then(Value::as_bool) == Some(true) {
         let text = tool_result::text_of(&output);
-        let text = if text.is_empty() { "The tool failed without saying why.".to_owned() } else { shortened(&text) };
+        let text = if text.is_empty() { described(&output) } else { shortened(&text) };
         return failed("tool-error", text, Some(output));
     }
     if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
         return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
+}
+
+/// What a failed tool says without a text.
+fn described(output: &Value) -> String {
+    let said = tool_result::told(output).output;
+    let is_empty = said.as_str() == Some("") || said == *output;
+    if is_empty { "The tool failed without saying why.".to_owned() } else { shortened(&said.to_string()) }
 }
 
 /// The work that a server named instead of a result.

@@ -16,6 +16,7 @@ fn class(stage: Stage, ended: Ended) -> String {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
+        Outcome::TurnedAway(error) => format!("turned away {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
         Outcome::InputRequired(questions) => format!("asks {}", questions.asks.len()),
         Outcome::Deferred(task) => format!("deferred {}", task.id),
@@ -104,7 +105,7 @@ fn b103_structured_content_must_keep_the_output_schema() {
 }
 
 #[test]
-fn only_a_lost_session_no_connection_and_a_short_rate_limit_are_tried_again() {
+fn only_a_lost_session_a_new_token_no_connection_and_a_short_rate_limit_are_tried_again() {
     let remedy = |stage: Stage| classify(stage, Ended::Settled, None).1;
     let limited = |seconds: u64| {
         Stage::Status(HttpRefusal {
@@ -119,6 +120,9 @@ fn only_a_lost_session_no_connection_and_a_short_rate_limit_are_tried_again() {
     let lost = HttpRefusal { status: 404, session_lost: true, ..HttpRefusal::default() };
     assert_eq!(remedy(Stage::Status(lost)), Remedy::NewSession);
     assert_eq!(remedy(status(404)), Remedy::None);
+    let renewed = HttpRefusal { status: 401, renewed: true, ..HttpRefusal::default() };
+    assert_eq!(remedy(Stage::Status(renewed)), Remedy::NewToken);
+    assert_eq!(remedy(status(401)), Remedy::None);
     assert_eq!(remedy(Stage::NotConnected("refused".into())), Remedy::Redial);
     for stage in [Stage::Sent, Stage::Unreadable("x"), status(503), status(408), Stage::TooLarge(Excess::Nodes)] {
         assert_eq!(remedy(stage), Remedy::None);

@@ -214,6 +214,7 @@ fn read(mut message: Value, promised: Option<&Promised>) -> Said {
     }
 }
 
+/// The code of a call whose task its server cancelled.
 const CANCELLED: &str = "task-cancelled";
 const CANCELLED_TEXT: &str = "The MCP server cancelled the work before it was done. Parts of it may have happened.";
 

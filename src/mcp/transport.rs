@@ -5,6 +5,7 @@
 //! the `Idempotency-Key`, bounds what is read, and writes into the call's `Attempt` what really happened.
 //! Knows nothing of pools, catalogs or outcomes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,11 +32,12 @@ use super::owed::Owed;
 use super::shape::Excess;
 use super::wire::{
     EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id, describe,
-    error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after,
-    says_other_era, says_session_lost, send_kind, status_kind, with_id,
+    error_code, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers,
+    retry_after, says_other_era, says_session_lost, send_kind, status_kind, with_id,
 };
 use super::{AskDoor, FaultKind, listing};
 use crate::net::{Challenge, EgressClient, EgressRefusal};
+use crate::run::mend::{mended, mended_text};
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -307,26 +309,35 @@ impl TrackedClient {
         let retry_after = retry_after(response.headers());
         let prefix =
             tokio::time::timeout(ERROR_PATIENCE, body::prefix(response, ERROR_PREFIX)).await.unwrap_or_default();
-        let error =
-            serde_json::from_slice::<Value>(&prefix).ok().and_then(|mut body| body.get_mut("error").map(Value::take));
-        let message = error.as_ref().and_then(|error| error.get("message")).and_then(Value::as_str).map(str::to_owned);
-        let code = error.as_ref().and_then(|error| error.get("code")).and_then(Value::as_i64);
-        let forgotten =
-            post.session.is_some() && says_session_lost(status, &prefix) && !pass.explains(status, challenge.as_ref());
+        let mut body = serde_json::from_slice::<Value>(&mended(&prefix)).unwrap_or_default();
+        let message = body.pointer("/error/message").and_then(Value::as_str).map(str::to_owned);
+        let code = error_code(&body);
+        let forgotten = post.session.is_some()
+            && says_session_lost(post, status, &body)
+            && !pass.explains(status, challenge.as_ref());
         if !forgotten && pass.may_help(status) {
             return Err(StreamableHttpError::AuthRequired(required(challenge)));
         }
         let lacks = missing_scope(status, challenge.as_ref());
         let said = lacks.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         let message = lacks.or(message);
-        let session_lost = !post.is_discover && (forgotten || says_other_era(post, status, code, &prefix));
+        let session_lost = !post.is_discover && (forgotten || says_other_era(post, status, &body));
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
         }
-        post.settle(Stage::Status(HttpRefusal { status: status.as_u16(), retry_after, session_lost, message, code }));
+        let renewed = false;
+        let status_code = status.as_u16();
+        post.settle(Stage::Status(HttpRefusal {
+            status: status_code,
+            retry_after,
+            session_lost,
+            renewed,
+            message,
+            code,
+        }));
         // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
         if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            return Ok(post.discover_refused(error));
+            return Ok(post.discover_refused(body.get_mut("error").map(Value::take)));
         }
         if forgotten {
             return Err(StreamableHttpError::SessionExpired);
@@ -359,6 +370,9 @@ impl Shared {
     /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
     /// not read it.
     fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
+        if let Some(Cow::Owned(readable)) = event.data.as_deref().map(mended_text) {
+            event.data = Some(readable);
+        }
         if announces_change(event) {
             self.ears.saw();
         }

@@ -21,6 +21,7 @@ use super::params;
 use super::shape::{self, Excess};
 use crate::failpoint;
 pub(super) use crate::net::describe;
+use crate::run::mend::mended;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
@@ -133,6 +134,7 @@ impl Post {
 
     /// The text of a JSON body.
     pub(super) fn take_body(&self, text: &[u8], session: Option<String>) -> Posted {
+        let text = &*mended(text);
         if let Some(excess) = shape::excess(text) {
             return self.take_excess(excess, shape::answered_id(text).as_ref());
         }
@@ -314,29 +316,49 @@ pub(super) fn id_text(id: &Value) -> String {
     id.as_str().map_or_else(|| id.to_string(), str::to_owned)
 }
 
-/// Lost sessions come as 404 (the specification), as 400 or as 401 with words about the session (common servers).
-pub(super) fn says_session_lost(status: StatusCode, body: &[u8]) -> bool {
+/// Whether a server says that it does not know the session of a request: by 404, as the specification wants it, or, as
+/// common servers do it, by 400 or 401 with an error that answers no request. The answer to a request may well speak of
+/// sessions of its own, a checkout's for one.
+pub(super) fn says_session_lost(post: &Post, status: StatusCode, body: &Value) -> bool {
     match status {
-        StatusCode::NOT_FOUND | StatusCode::GONE => true,
+        StatusCode::NOT_FOUND => true,
         StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED => {
-            String::from_utf8_lossy(body).to_ascii_lowercase().contains("session")
+            turned_away(post, body).is_some_and(|message| message.contains("session"))
         }
         _ => false,
     }
 }
 
+/// The message, in small letters, of a JSON-RPC error that was made before the request was read: it has another id, or
+/// none.
+fn turned_away(post: &Post, body: &Value) -> Option<String> {
+    let answers = body.get("id").is_some_and(|id| post.is_asked(id));
+    let is_error = body.get("jsonrpc").and_then(Value::as_str) == Some("2.0") && error_code(body).is_some();
+    let message = body.pointer("/error/message").and_then(Value::as_str)?;
+    (is_error && !answers).then(|| message.to_ascii_lowercase())
+}
+
+pub(super) fn error_code(body: &Value) -> Option<i64> {
+    body.pointer("/error/code").and_then(Value::as_i64)
+}
+
 /// The codes of 2026-07-28 for a request that is not of it: headers that are missing or differ, a capability that is
 /// not declared, a revision that is not spoken.
 const OTHER_ERA: std::ops::RangeInclusive<i64> = -32_022..=-32_020;
+/// What the newer era answers to a request without its `_meta`.
+const INVALID_PARAMS: i64 = -32_602;
 
 /// Whether a server turned a request down because it speaks another era by now than when the connection was made. Such a
 /// request was not executed, and a new handshake finds the era again.
-pub(super) fn says_other_era(post: &Post, status: StatusCode, code: Option<i64>, body: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(body).to_ascii_lowercase();
+pub(super) fn says_other_era(post: &Post, status: StatusCode, body: &Value) -> bool {
+    let code = error_code(body);
     let is_other = if post.is_modern {
-        code == Some(*OTHER_ERA.start()) || text.contains("session") || text.contains("not initialized")
+        let said = turned_away(post, body).unwrap_or_default();
+        code == Some(*OTHER_ERA.start()) || said.contains("session") || said.contains("not initialized")
     } else {
-        code.is_some_and(|code| OTHER_ERA.contains(&code)) || text.contains("_meta") || text.contains("protocolversion")
+        let said = body.pointer("/error/message").and_then(Value::as_str).unwrap_or_default().to_ascii_lowercase();
+        let lacks_meta = said.contains("_meta") || said.contains("protocolversion");
+        code.is_some_and(|code| OTHER_ERA.contains(&code) || (code == INVALID_PARAMS && lacks_meta))
     };
     status == StatusCode::BAD_REQUEST && is_other
 }

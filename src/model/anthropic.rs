@@ -127,12 +127,21 @@ fn block(content: &Content) -> Option<Value> {
             let input = if input.is_object() { input.clone() } else { unreadable(input) };
             Some(json!({ "type": "tool_use", "id": wire_id(call_id.as_str()), "name": tool, "input": input }))
         }
-        Content::ToolResult { call_id, output, is_error, .. } => {
-            let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
+        Content::ToolResult { call_id, output, is_error, pictures, .. } => {
+            let text = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
+            let shown = pictures.iter().map(|picture| {
+                let source = json!({ "type": "base64", "media_type": picture.media_type, "data": picture.data });
+                json!({ "type": "image", "source": source })
+            });
+            let output = if pictures.is_empty() {
+                Value::String(text)
+            } else {
+                [json!({ "type": "text", "text": text })].into_iter().chain(shown).collect()
+            };
             let mut fields = Map::from_iter([
                 ("type".to_owned(), Value::from("tool_result")),
                 ("tool_use_id".to_owned(), Value::String(wire_id(call_id.as_str()))),
-                ("content".to_owned(), Value::String(output)),
+                ("content".to_owned(), output),
             ]);
             if *is_error {
                 fields.insert("is_error".to_owned(), Value::Bool(true));

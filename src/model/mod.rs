@@ -1,6 +1,7 @@
 //! Asks models. Provider types stop here: the rest of the server sees a prompt go in and parts of a turn come out.
 
 mod anthropic;
+mod blame;
 mod bounded;
 mod fault;
 mod openai;
@@ -12,6 +13,7 @@ mod wire;
 
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use secrecy::SecretString;
 use serde_json::{Value, json};
@@ -73,6 +75,8 @@ pub enum ModelErrorKind {
     ContextOverflow,
     /// The provider does not accept the request or the key: asking again is certain to fail.
     Refused,
+    /// The provider does not accept one of the tools, which the message names.
+    ToolRefused,
 }
 
 /// The parts of one turn, in order. An error is the last item; a stream that ends with neither [`ModelPart::Ended`] nor
@@ -103,11 +107,13 @@ impl Models {
 
 impl ModelProvider for Models {
     fn ask(&self, request: ModelRequest) -> ModelStream {
-        match request.model.provider {
+        let tools: Vec<String> = request.prompt.tools.iter().map(|tool| tool.name.clone()).collect();
+        let stream = match request.model.provider {
             Provider::Openai => self.openai.ask(request),
             Provider::Anthropic => self.anthropic.ask(request),
             Provider::Scripted => self.scripted.ask(request),
-        }
+        };
+        stream.map(move |part| part.map_err(|error| blame::blame(error, &tools))).boxed()
     }
 }
 

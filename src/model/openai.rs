@@ -84,7 +84,7 @@ fn message(message: &Message) -> Vec<Value> {
         Role::System => vec![json!({ "role": "system", "content": text(message) })],
         Role::User => vec![json!({ "role": "user", "content": text(message) })],
         Role::Assistant => assistant(message).into_iter().collect(),
-        Role::Tool => message.content.iter().filter_map(tool_result).collect(),
+        Role::Tool => message.content.iter().filter_map(tool_result).chain(pictures(message)).collect(),
     }
 }
 
@@ -152,6 +152,24 @@ fn tool_result(content: &Content) -> Option<Value> {
     };
     let output = output.as_str().map_or_else(|| output.to_string(), str::to_owned);
     Some(json!({ "role": "tool", "tool_call_id": call_id, "content": output }))
+}
+
+/// The pictures of a turn's results: the protocol takes none inside a result, so they follow in a message.
+fn pictures(message: &Message) -> Option<Value> {
+    let mut parts = Vec::new();
+    for content in &message.content {
+        if let Content::ToolResult { call_id, tool, pictures, .. } = content
+            && !pictures.is_empty()
+        {
+            let text = format!("Pictures of the result of {tool} ({call_id}):");
+            parts.push(json!({ "type": "text", "text": text }));
+            parts.extend(pictures.iter().map(|picture| {
+                let url = format!("data:{};base64,{}", picture.media_type, picture.data);
+                json!({ "type": "image_url", "image_url": { "url": url } })
+            }));
+        }
+    }
+    (!parts.is_empty()).then(|| json!({ "role": "user", "content": parts }))
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ fn results() -> Vec<Content> {
         tool: "charge".to_owned(),
         output,
         is_error,
+        pictures: Vec::new(),
     };
     let exact: Value = serde_json::from_str(r#"{"paid":117.63331139400017}"#).expect("JSON");
     vec![

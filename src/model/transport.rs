@@ -10,6 +10,8 @@ use url::Url;
 
 use crate::net::EgressClient;
 
+use crate::run::mend::mended;
+
 /// The most bytes of one streamed turn; longer than any model writes.
 const MAX_STREAM_BYTES: usize = 32 * 1024 * 1024;
 
@@ -111,10 +113,35 @@ async fn whole_answer(answer: reqwest::Response) -> Error {
 
 #[expect(clippy::result_large_err, reason = "the error type is the library's")]
 fn bounded(answer: reqwest::Response) -> BoxedStream {
-    let mut left = MAX_STREAM_BYTES;
-    Box::pin(answer.bytes_stream().map(move |chunk| {
+    let (mut left, mut lines) = (MAX_STREAM_BYTES, Lines::default());
+    let chunks = answer.bytes_stream().map(Some).chain(futures::stream::iter([None]));
+    Box::pin(chunks.map(move |chunk| {
+        let Some(chunk) = chunk else { return Ok(lines.rest()) };
         let chunk = chunk.map_err(transport_error)?;
         left = left.checked_sub(chunk.len()).ok_or_else(|| Error::instance(TooLong))?;
-        Ok(chunk)
+        Ok(lines.push(&chunk))
     }))
+}
+
+/// The lines of a stream, each made readable: a turn is not lost for half a character.
+#[derive(Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    /// The lines that this chunk ends.
+    fn push(&mut self, chunk: &[u8]) -> Bytes {
+        let Some(end) = chunk.iter().rposition(|byte| *byte == b'\n').map(|at| at.saturating_add(1)) else {
+            self.0.extend_from_slice(chunk);
+            return Bytes::new();
+        };
+        let (ended, begun) = chunk.split_at(end);
+        let mut whole = std::mem::replace(&mut self.0, begun.to_vec());
+        whole.extend_from_slice(ended);
+        whole.split_inclusive(|byte| *byte == b'\n').flat_map(|line| mended(line).into_owned()).collect()
+    }
+
+    /// What comes after the last line.
+    fn rest(&mut self) -> Bytes {
+        Bytes::from(std::mem::take(&mut self.0))
+    }
 }

@@ -8,11 +8,14 @@ use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
+use super::policy::Judged;
 use super::spec::SideEffectClass;
 use super::time::Timestamp;
 
 /// How often one call may be sent again by itself, the first time included.
 pub const MAX_ATTEMPTS: u32 = 3;
+/// How often one call may be sent again by itself after its server turned it away.
+pub const MAX_TURNED_AWAY: u32 = 1;
 
 /// Where a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -147,12 +150,16 @@ pub struct Call {
     pub target: Option<CallTarget>,
     /// How often it was sent.
     pub attempt: u32,
+    /// How many of these attempts the server turned away before doing anything.
+    pub turned_away: u32,
     /// What its server asked in its last round, with the replies: what the next attempt carries.
     pub asked: Option<Box<Asked>>,
     /// The work that the server began for the last attempt, when it named one.
     pub task: Option<Task>,
     /// What is true of it now.
     pub stage: Stage,
+    /// What the rules said of it; nothing asks them again.
+    pub judged: Judged,
     /// Who decided last how it goes on, when somebody did.
     pub decided_by: Option<Actor>,
     /// When the model's turn was committed.
@@ -169,7 +176,12 @@ impl Call {
                     SideEffectClass::NonIdempotentWrite | SideEffectClass::IrreversibleAction => false,
                 }
         });
-        harmless && self.attempt < MAX_ATTEMPTS
+        harmless && self.taken() < MAX_ATTEMPTS
+    }
+
+    /// The attempts that were not turned away: each may have had its effect.
+    pub const fn taken(&self) -> u32 {
+        self.attempt.saturating_sub(self.turned_away)
     }
 
     /// Whether its server goes on with it by itself, and can be asked for the end by whoever drives the run.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::approval::Approvals;
+use super::approval::{Approvals, Subject};
 use super::ask::{Asks, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::{Call, Stage};
@@ -13,6 +13,7 @@ use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::{Status, SuspendReason};
 use super::time::Timestamp;
+use super::view::ViewLimits;
 
 /// Everything that is true of a run. Calls of earlier turns are settled and stay in the store.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +44,8 @@ pub struct Envelope {
     pub announced: bool,
     /// Whether readers were told that the next turn begins; never stored.
     pub turn_told: bool,
+    /// How much of its calls' results the model is told, as the driver says; never stored. What it was told is.
+    pub view: ViewLimits,
 }
 
 /// How far a leg has come.
@@ -192,11 +195,16 @@ impl Envelope {
         self.awaits().is_some()
     }
 
+    /// Whether people vote on another attempt of a call whose outcome nobody knows.
+    pub fn is_voted_on(&self, call: &Call) -> bool {
+        self.head.state.approvals.open.iter().any(|open| open.call == call.key && open.subject == Subject::Repeat)
+    }
+
     /// The first of the reasons why people must decide before anything more of the turn is sent.
     pub fn awaits(&self) -> Option<SuspendReason> {
         let asks = || self.head.state.asks.open.iter().any(|open| open.question.is_some());
         let proposed = || self.calls.iter().any(|call| matches!(call.stage, Stage::Proposed));
-        if self.undecided().next().is_some() {
+        if self.undecided().any(|call| !self.is_voted_on(call)) {
             Some(SuspendReason::ToolReconciliationRequired)
         } else if proposed() || self.head.state.approvals.hold_run() {
             Some(SuspendReason::ApprovalRequired)

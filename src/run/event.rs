@@ -10,6 +10,7 @@ use super::binding::Warning;
 use super::ids::{CallId, RunId};
 use super::message::TurnUsage;
 use super::outcome::ToolError;
+use super::policy::Decision;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::FinishReason;
 use super::time::Timestamp;
@@ -104,6 +105,9 @@ pub enum EventBody {
         /// What the model is told of the rejection.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
+        /// For a rejected call: what the policies decided about it, where any are.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        policy: Option<Decision>,
         /// Milliseconds from the receipt to the answer.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         duration_ms: Option<i64>,

@@ -12,6 +12,7 @@ use super::event::{Part, Progress};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Outcome, ToolError};
+use super::policy::Judged;
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
 use super::time::Timestamp;
@@ -222,6 +223,8 @@ pub enum Ruling {
         target: CallTarget,
         /// The arguments, an object.
         input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
     },
     /// It may, once people have approved it.
     Ask {
@@ -229,6 +232,8 @@ pub enum Ruling {
         target: CallTarget,
         /// The arguments, an object.
         input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
         /// What that takes.
         requirement: Box<Requirement>,
     },
@@ -240,6 +245,8 @@ pub enum Ruling {
         reason: String,
         /// The arguments; text where they are no JSON object.
         input: Value,
+        /// What the rules say of it.
+        judged: Box<Judged>,
     },
 }
 

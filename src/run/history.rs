@@ -36,7 +36,27 @@ pub struct ToolOffer {
 /// The prompt of the next turn: the same for the same stored run, whoever asks.
 pub fn prompt(envelope: &Envelope) -> Prompt {
     let tools = envelope.binding.tools.iter().map(offer_of).collect();
-    Prompt { instructions: envelope.spec.instructions.clone(), messages: with_unique_ids(&envelope.messages), tools }
+    let mut messages = with_unique_ids(&envelope.messages);
+    forget_old_pictures(&mut messages);
+    Prompt { instructions: envelope.spec.instructions.clone(), messages, tools }
+}
+
+/// Most pictures of results in one request, and the most bytes of their base64: providers refuse more. The newest are
+/// shown; of the others the text still says what they were.
+const PICTURES_MAX: usize = 20;
+const PICTURE_BYTES_MAX: usize = 15 * 1024 * 1024;
+
+fn forget_old_pictures(messages: &mut [Message]) {
+    let (mut count, mut bytes) = (0_usize, 0_usize);
+    for content in messages.iter_mut().rev().flat_map(|message| message.content.iter_mut().rev()) {
+        let Content::ToolResult { pictures, .. } = content else { continue };
+        let size = pictures.iter().fold(0_usize, |sum, picture| sum.saturating_add(picture.data.len()));
+        count = count.saturating_add(pictures.len());
+        bytes = bytes.saturating_add(size);
+        if count > PICTURES_MAX || bytes > PICTURE_BYTES_MAX {
+            pictures.clear();
+        }
+    }
 }
 
 fn offer_of(tool: &BoundTool) -> ToolOffer {
@@ -83,7 +103,13 @@ mod tests {
         let pair = |turn: u32| {
             let call_id = CallId::new("call_1");
             let call = Content::ToolCall { call_id: call_id.clone(), tool: "t".into(), input: json!({}) };
-            let result = Content::ToolResult { call_id, tool: "t".into(), output: json!("ok"), is_error: false };
+            let result = Content::ToolResult {
+                call_id,
+                tool: "t".into(),
+                output: json!("ok"),
+                is_error: false,
+                pictures: Vec::new(),
+            };
             [(Role::Assistant, call), (Role::Tool, result)].map(|(role, content)| Message {
                 position: 0,
                 turn,

@@ -70,7 +70,19 @@ pub enum Content {
         output: Value,
         /// Whether the model is told that the call failed.
         is_error: bool,
+        /// Pictures of the result, which the text names.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        pictures: Vec<Picture>,
     },
+}
+
+/// A picture that models take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Picture {
+    /// What its bytes are: `image/png`, `image/jpeg`, `image/gif` or `image/webp`.
+    pub media_type: String,
+    /// Base64, without white space.
+    pub data: String,
 }
 
 /// Token counts of one model request, as the provider gave them.

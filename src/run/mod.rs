@@ -23,6 +23,7 @@
 )]
 
 pub mod address;
+pub mod agent;
 pub mod apply;
 pub mod approval;
 pub mod ask;
@@ -35,13 +36,16 @@ pub mod dialect;
 pub mod envelope;
 pub mod event;
 pub mod fact;
+pub mod given;
 pub mod history;
 pub mod ids;
 pub mod json;
 pub mod limits;
+pub mod mend;
 pub mod message;
 pub mod offer;
 pub mod outcome;
+pub mod policy;
 pub mod refusal;
 pub mod result;
 pub mod sampling;
@@ -52,6 +56,7 @@ pub mod step;
 pub mod tighten;
 pub mod time;
 pub mod tool_result;
+pub mod view;
 
 pub use apply::apply;
 pub use step::{Step, next};

@@ -189,3 +189,7 @@ fn above_limit(tools: &mut Vec<BoundTool>, provider: Provider, warnings: &mut Wa
     }
     aside
 }
+
+#[cfg(test)]
+#[path = "offer_tests.rs"]
+mod tests;

@@ -16,6 +16,9 @@ pub enum Outcome {
     Answered(Answer),
     /// Certainly not executed: nothing left, or the server refused before doing anything.
     NotSent(ToolError),
+    /// The same, where another attempt by itself can fare better: the server forgot our session, wanted another token,
+    /// or asked for a pause, which is over.
+    TurnedAway(ToolError),
     /// Sent and not answered: the effect may or may not have happened.
     Unknown(Cause),
     /// The server answered with questions: it goes on once the same call comes again with the replies.

@@ -7,20 +7,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::agent::RunAgent;
 use super::approval::RequireApproval;
 use super::asking::{Elicitation, Sampling};
 pub use super::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 pub use super::limits::Limits;
+use super::policy::Policy;
 
 /// The declared part of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
+    /// The version of the agent that it is made of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent: Option<RunAgent>,
     /// The model that is asked.
     pub model: ModelSpec,
     /// The system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instructions: Option<String>,
+    /// Rules for calls, for what goes wrong with them, and for limits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<Policy>,
     /// What a hot refresh of a changed catalog does.
     #[serde(default)]
     pub on_catalog_change: CatalogPolicy,
@@ -294,6 +302,9 @@ pub struct McpEntry {
     /// What the run itself says of them beside `server`: the stricter of both holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_class: Option<PerTool<SideEffectClass>>,
+    /// Rules of the server's registration for calls to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<Policy>,
     /// Tools whose calls wait for an approval.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub require_approval: Option<RequireApproval>,

@@ -3,6 +3,7 @@
 //! A sealed secret is AES-256-GCM under a master key of the operator's, with a random nonce. Its associated data names
 //! tenant, run, name and version, so a row that is moved to another place does not open there.
 
+mod flow;
 mod held;
 pub mod hosts;
 mod redact;
@@ -18,6 +19,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
 
+pub use flow::Flow;
 pub use held::{Found, RunSecrets};
 pub use redact::Redactor;
 

@@ -12,7 +12,7 @@ use crate::run::binding::ServedCatalog;
 use crate::run::outcome::{Answer, Outcome, ToolError};
 
 /// What stands in the place of a secret.
-const REDACTED: &str = "[redacted]";
+pub(super) const REDACTED: &str = "[redacted]";
 
 /// A shorter value occurs by chance, and replacing it would bend what is true.
 const SHORTEST: usize = 8;
@@ -42,6 +42,22 @@ impl Redactor {
     #[must_use]
     pub fn and(self, values: &[SecretString]) -> Self {
         if values.is_empty() { self } else { Self::of(self.0.iter().chain(values)) }
+    }
+
+    /// Whether there is nothing to take out.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// They, the longest first.
+    pub(super) fn values(&self) -> impl Iterator<Item = &SecretString> {
+        self.0.iter()
+    }
+
+    /// These and those of another.
+    #[must_use]
+    pub fn joined(self, other: &Self) -> Self {
+        self.and(&other.0)
     }
 
     /// The text without them.
@@ -90,7 +106,7 @@ impl Redactor {
                     self.value(output);
                 }
             }
-            Outcome::NotSent(error) => self.error(error),
+            Outcome::NotSent(error) | Outcome::TurnedAway(error) => self.error(error),
             Outcome::InputRequired(questions) => {
                 for ask in questions.asks.values_mut() {
                     let Some(clean) = self.ask(ask) else {

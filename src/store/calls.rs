@@ -11,6 +11,7 @@ use crate::run::ask::Asked;
 use crate::run::call::{Call, CallTarget, Stage, Task};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
+use crate::run::policy::Judged;
 use crate::run::time::Timestamp;
 
 /// A call without its arguments and its result.
@@ -22,6 +23,8 @@ struct CallDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target: Option<CallTarget>,
     attempt: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    turned_away: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     asked: Option<Box<Asked>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -29,7 +32,14 @@ struct CallDocument {
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
+    #[serde(default, skip_serializing_if = "Judged::is_empty")]
+    judged: Judged,
     created_at: Timestamp,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that the attribute asks for")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// A stage without the backend's result.
@@ -84,10 +94,12 @@ impl CallRow {
             tool: call.tool.clone(),
             target: call.target.clone(),
             attempt: call.attempt,
+            turned_away: call.turned_away,
             asked: call.asked.clone(),
             task: call.task.clone(),
             stage,
             decided_by: call.decided_by.clone(),
+            judged: call.judged.clone(),
             created_at: call.created_at,
         };
         let mut places = Places::new();
@@ -216,9 +228,11 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         input: json_value("call input", input)?,
         target: document.target,
         attempt: document.attempt,
+        turned_away: document.turned_away,
         asked: document.asked,
         task: document.task,
         decided_by: document.decided_by,
+        judged: document.judged,
         stage,
         created_at: document.created_at,
     })

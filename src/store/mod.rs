@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 mod admin;
+pub mod agents;
 mod blobs;
 mod calls;
 mod codec;
@@ -32,6 +33,7 @@ pub use admin::{
     AdminStore, AuditFilter, AuditRow, DueApproval, FoundCall, KeptApproval, Left, PlaceInTime, ReceiptFilter,
     ReceiptPlace,
 };
+pub use agents::AgentStore;
 pub use feed::FeedEvent;
 use open::migrate;
 pub use open::{open, open_for};
@@ -195,6 +197,8 @@ pub struct RunFilter {
     pub status: Option<String>,
     /// Only this reason.
     pub reason: Option<String>,
+    /// Only runs of this agent, or of this version of it (`NAMESPACE/NAME`, `NAMESPACE/NAME@SEMVER`).
+    pub agent: Option<String>,
     /// Only runs with all of these labels.
     pub metadata: Vec<(String, String)>,
     /// Only runs created at or after.
@@ -329,11 +333,11 @@ pub trait FollowStore: Send + Sync {
 
 /// One database that does all.
 pub trait Store:
-    RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+    RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + AgentStore + TokenStore
 {
 }
 
 impl<T> Store for T where
-    T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + TokenStore
+    T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + AgentStore + TokenStore
 {
 }

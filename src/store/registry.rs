@@ -3,7 +3,6 @@
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{AuditRow, Page, SealedSecret, StoreError, codec};
 use crate::run::ids::{RunUid, TenantId};
@@ -54,11 +53,8 @@ pub struct RegisteredServer {
 /// What is registered of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Registration {
-    /// Address, credential and declarations; `server` is empty.
+    /// Address, credential, declarations and rules; `server` is empty.
     pub entry: McpEntry,
-    /// Rules for its calls in every run.
-    #[serde(default)]
-    pub policies: Vec<Value>,
 }
 
 /// What became of a registration.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests state facts; the exception of the lint ends at their helper functions")]
 
 mod architecture;
+mod codes;
 mod documents;
 mod durability;
 mod field;
@@ -11,6 +12,7 @@ mod model;
 mod oauth;
 mod protocol;
 mod registry;
+mod rules;
 mod runs;
 mod servers;
 mod source;

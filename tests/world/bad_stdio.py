@@ -52,6 +52,10 @@ def call(id, name, given):
     elif name == "half":
         write('{"jsonrpc":"2.0","id":%d,"result":{"cont' % id)
         os._exit(0)
+    elif name == "bytes":
+        with OUT:
+            sys.stdout.buffer.write(bytes.fromhex(given["hex"]).replace(b"@ID@", b"%d" % id) + b"\n")
+            sys.stdout.buffer.flush()
     elif name == "hang":
         pass
     elif name == "giant":

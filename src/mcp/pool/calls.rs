@@ -1,4 +1,4 @@
-//! Calls over pooled connections: what was certainly not executed is tried once more where that can help.
+//! Calls over pooled connections. What never left is tried once more where that can help; what reached the server is not.
 
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use super::slot::Lease;
 use crate::mcp::connection::CallLimits;
 use crate::mcp::outcome::{Remedy, classify};
 use crate::mcp::{FaultKind, McpFault, McpTarget, ToolRequest};
+use crate::run::call::MAX_TURNED_AWAY;
 use crate::run::ids::TenantId;
 use crate::run::outcome::{Answer, Outcome, ToolError};
 
@@ -21,8 +22,9 @@ const SPREAD_MIN: Duration = Duration::from_millis(100);
 const QUICK_FAULT: Duration = Duration::from_secs(1);
 
 impl McpPool {
-    /// Calls a tool and says what is known of it afterwards. What was certainly not executed is tried again where that
-    /// can help: once on a fresh connection, once after a short `Retry-After`.
+    /// Calls a tool and says what is known of it afterwards. What never left is tried once more on a fresh connection.
+    /// What the server turned away is told as such once another attempt can be made: with a new session, with another
+    /// token, after a short `Retry-After`.
     pub async fn call(
         &self,
         tenant: &TenantId,
@@ -46,7 +48,7 @@ impl McpPool {
     ) -> Outcome {
         let started = Instant::now();
         let total = Duration::from_millis(target.timeouts.call_total_ms);
-        let (mut may_reconnect, mut may_wait) = (true, true);
+        let mut may_redial = true;
         loop {
             let dialled = Instant::now();
             let (outcome, remedy) = tokio::select! {
@@ -62,16 +64,12 @@ impl McpPool {
                     Err(fault) => (unreachable(&fault), Remedy::Redial),
                 },
             };
-            let pause = match remedy {
-                Remedy::NewSession | Remedy::Redial if may_reconnect => {
-                    may_reconnect = false;
-                    if remedy == Remedy::Redial { spread(REDIAL_PAUSE, request) } else { Duration::ZERO }
-                }
-                Remedy::After(pause) if may_wait => {
-                    may_wait = false;
-                    spread(pause, request)
-                }
-                Remedy::None | Remedy::NewSession | Remedy::Redial | Remedy::After(_) => return outcome,
+            let (pause, is_turned_away) = match remedy {
+                Remedy::Redial if may_redial => (spread(REDIAL_PAUSE, request), false),
+                Remedy::None | Remedy::Redial => return outcome,
+                _ if request.turned_away >= MAX_TURNED_AWAY => return outcome,
+                Remedy::NewSession | Remedy::NewToken => (Duration::ZERO, true),
+                Remedy::After(pause) => (spread(pause, request), true),
             };
             if started.elapsed() + pause >= total {
                 return outcome;
@@ -80,6 +78,10 @@ impl McpPool {
                 () = cancel.cancelled() => return outcome,
                 () = tokio::time::sleep(pause) => {}
             }
+            if is_turned_away {
+                return turned_away(outcome);
+            }
+            may_redial = false;
         }
     }
 
@@ -120,6 +122,7 @@ const fn word(outcome: &Outcome) -> &'static str {
         Outcome::InputRequired(_) => "input-required",
         Outcome::Deferred(_) => "deferred",
         Outcome::NotSent(_) => "not-sent",
+        Outcome::TurnedAway(_) => "turned-away",
         Outcome::Unknown(_) => "unknown",
     }
 }
@@ -128,6 +131,13 @@ const fn word(outcome: &Outcome) -> &'static str {
 fn spread(pause: Duration, request: &ToolRequest) -> Duration {
     let share = request.idempotency_key.bytes().fold(0_u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte));
     pause + (pause / 4).max(SPREAD_MIN) * u32::from(share) / u32::from(u8::MAX)
+}
+
+fn turned_away(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::NotSent(error) => Outcome::TurnedAway(error),
+        other => other,
+    }
 }
 
 fn cancelled_before() -> Outcome {

@@ -30,6 +30,7 @@ use crate::mcp::owed::{FLOOD, Owed, Taken, taken_back};
 use crate::mcp::shape::{self, Excess};
 use crate::mcp::wire::{Post, cancellation, cancelled_id, id_text};
 use crate::mcp::{AskDoor, FaultKind, listing};
+use crate::run::mend::mended;
 
 /// Noise between two messages that is passed over, in bytes.
 const NOISE_MAX: usize = 4 * 1024 * 1024;
@@ -329,6 +330,7 @@ impl Shared {
             Line::Whole(text) => text,
             Line::TooLong(start) => return self.outgrown(&start),
         };
+        let text = mended(&text);
         let text = text.trim_ascii();
         if text.is_empty() {
             return Read::Nothing;

@@ -13,6 +13,7 @@ use crate::run::result::Usage;
 use crate::run::spec::RunSpec;
 use crate::run::status::Status;
 use crate::run::time::Timestamp;
+use crate::run::view::ViewLimits;
 
 /// A run that somebody asks for, checked.
 #[derive(Clone, Debug)]
@@ -81,6 +82,7 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         room: usize::MAX,
         announced: false,
         turn_told: false,
+        view: ViewLimits::default(),
     };
     let mut draft = Draft::new(&mut envelope, now);
     draft.bind(new.binding);

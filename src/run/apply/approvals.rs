@@ -5,7 +5,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::draft::Draft;
-use super::{leg, reconcile, sampling, settle};
+use super::{leg, reconcile, sampling, settle, trouble};
 use crate::run::approval::{
     Approval, ApprovalKind, ApprovalStatus, OnModify, OnReject, OnTimeout, OpenApproval, Requirement, Subject,
     TIMEOUT_ACTOR, Verdict, Vote, input_digest,
@@ -18,6 +18,7 @@ use crate::run::event::EventBody;
 use crate::run::fact::{CastVote, Ruling};
 use crate::run::ids::{Actor, CallKey};
 use crate::run::outcome::Cause;
+use crate::run::policy::Judged;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunError;
 use crate::run::time::Timestamp;
@@ -27,6 +28,7 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
     let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key).cloned() else { return };
     let (kind, input) = match &subject {
         Subject::Call => (ApprovalKind::Call, call.input.clone()),
+        Subject::Repeat => (ApprovalKind::Repeat, call.input.clone()),
         Subject::Sample { request, .. } => {
             (ApprovalKind::Sampling, serde_json::to_value(&**request).unwrap_or(Value::Null))
         }
@@ -177,12 +179,19 @@ pub(super) fn take(draft: &mut Draft<'_>, cast: CastVote, ruling: Option<Ruling>
     let actor = voter.actor;
     let mut refused = None;
     match ruling.filter(|_| changed) {
-        Some(Ruling::Reject { rule, reason, .. }) => refused = Some((rule, reason)),
-        Some(Ruling::Admit { input, .. }) => change(draft, &mut open, input),
-        Some(Ruling::Ask { input, requirement, .. }) => {
+        Some(Ruling::Reject { rule, reason, judged, .. }) => {
+            judge(draft, open.call, *judged);
+            refused = Some((rule, reason));
+        }
+        Some(Ruling::Admit { input, judged, .. }) => {
+            judge(draft, open.call, *judged);
+            change(draft, &mut open, input);
+        }
+        Some(Ruling::Ask { input, requirement, judged, .. }) => {
             if revalidates(&open) {
                 require(&mut open, *requirement);
             }
+            judge(draft, open.call, *judged);
             change(draft, &mut open, input);
         }
         None => {}
@@ -220,6 +229,14 @@ fn require(open: &mut OpenApproval, more: Requirement) {
     };
 }
 
+/// The rules have looked at other arguments: what they say of these is what counts from now on.
+fn judge(draft: &mut Draft<'_>, key: CallKey, judged: Judged) {
+    if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) {
+        call.judged = judged;
+        draft.touch(key);
+    }
+}
+
 /// Other arguments are another question: whoever voted before voted on something else.
 fn change(draft: &mut Draft<'_>, open: &mut OpenApproval, given: Value) {
     open.approval.votes.clear();
@@ -235,7 +252,7 @@ fn change(draft: &mut Draft<'_>, open: &mut OpenApproval, given: Value) {
 type Refused = Option<(String, String)>;
 
 fn decide(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict, actor: &Actor, refused: Refused) {
-    if let (Subject::Call, Some(call)) =
+    if let (Subject::Call | Subject::Repeat, Some(call)) =
         (&open.subject, draft.envelope.calls.iter_mut().find(|call| call.key == open.call))
     {
         call.decided_by = Some(actor.clone());
@@ -250,6 +267,8 @@ fn decide(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict, actor
     match (subject, verdict) {
         (Subject::Call, Verdict::Approve) => draft.move_call(call, Stage::Pending),
         (Subject::Call, Verdict::Deny) => deny_call(draft, call, &requirement, &approval, refused),
+        (Subject::Repeat, Verdict::Approve) => trouble::allow_repeat(draft, call, actor.as_str() == TIMEOUT_ACTOR),
+        (Subject::Repeat, Verdict::Deny) => deny_repeat(draft, call, &requirement, &approval, actor),
         (Subject::Sample { question, request }, verdict) => {
             sampling::voted(draft, call, question, &request, (approval.id, verdict));
         }
@@ -266,6 +285,20 @@ fn deny_call(draft: &mut Draft<'_>, key: CallKey, requirement: &Requirement, app
         OnReject::Fail => {
             leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
             draft.fail(RunError::new("policy-reject", reason));
+        }
+    }
+}
+
+/// A call of which nobody knows whether it had its effect is not sent again.
+fn deny_repeat(draft: &mut Draft<'_>, key: CallKey, requirement: &Requirement, approval: &Approval, actor: &Actor) {
+    let comment = approval.votes.last().and_then(|vote| vote.comment.as_deref());
+    let why = trouble::refused_by(actor, comment);
+    trouble::deny_repeat(draft, key, &why);
+    match requirement.rule.on_reject {
+        OnReject::ReturnToModel => {}
+        OnReject::Fail => {
+            leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
+            draft.fail(RunError::new("policy-reject", why));
         }
     }
 }

@@ -15,6 +15,7 @@ mod refresh;
 mod resume;
 mod sampling;
 mod settle;
+mod trouble;
 mod turn;
 
 pub use admit::{NewRun, admit};

@@ -1,17 +1,17 @@
 //! Brings a working run as far as it goes by rules alone.
 
 use super::draft::Draft;
-use crate::run::call::{Call, Stage};
+use super::trouble;
 use crate::run::commit::Commit;
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
+use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason};
 use crate::run::time::Timestamp;
-use crate::run::tool_result::model_text;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
@@ -19,7 +19,7 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
     let samples = draft.envelope.waits_for_sample();
     if draft.envelope.waits_for_person() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
-        if executing == 0 && !samples {
+        if executing == 0 && !samples && !trouble::fails(draft) {
             rest(draft);
         }
         return;
@@ -39,7 +39,9 @@ pub(super) fn proceed(draft: &mut Draft<'_>) {
 
 /// Nothing is out, and people must decide.
 fn rest(draft: &mut Draft<'_>) {
-    let calls = draft.envelope.undecided_calls();
+    let envelope = &*draft.envelope;
+    let calls: Vec<_> =
+        envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
     if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
     }
@@ -65,22 +67,8 @@ fn give_results(draft: &mut Draft<'_>) {
     if given || draft.envelope.calls.is_empty() {
         return;
     }
-    let results = draft.envelope.calls.iter().filter_map(result).collect();
-    draft.message(turn, Role::Tool, results);
-}
-
-fn result(call: &Call) -> Option<Content> {
-    let (output, is_error) = match &call.stage {
-        Stage::Rejected { reason, .. } => (reason.clone().into(), true),
-        Stage::Completed { output, .. } => (model_text(output), false),
-        Stage::Failed { error, .. } => (error.message.clone().into(), true),
-        Stage::Proposed
-        | Stage::Pending
-        | Stage::Executing { .. }
-        | Stage::Waiting { .. }
-        | Stage::Indeterminate { .. } => return None,
-    };
-    Some(Content::ToolResult { call_id: call.call_id.clone(), tool: call.tool.clone(), output, is_error })
+    let content = results(&draft.envelope.calls, draft.envelope.view);
+    draft.message(turn, Role::Tool, content);
 }
 
 /// The next turn begins, unless a limit stands before it.

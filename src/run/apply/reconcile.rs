@@ -55,6 +55,8 @@ pub(super) fn authorize(draft: &mut Draft<'_>, key: CallKey, actor: &Actor) {
 fn decide(draft: &mut Draft<'_>, key: CallKey, actor: &Actor, resolution: &str, ended: bool) {
     let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
     call.decided_by = Some(actor.clone());
+    draft.cancel_approvals_of(|call| call.key == key);
+    let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
     let call_id = call.call_id.clone();
     if !ended {
         let (turn, resolution, actor) = (key.turn, resolution.to_owned(), actor.to_string());

@@ -1,8 +1,9 @@
 //! An attempt of a call ended: the receipt learns how.
 
 use super::draft::Draft;
-use super::{inputs, proceed};
-use crate::run::call::{Call, MAX_ATTEMPTS, Stage};
+use super::{inputs, proceed, trouble};
+use crate::run::binding::{Warning, WarningKind};
+use crate::run::call::{Call, MAX_ATTEMPTS, MAX_TURNED_AWAY, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{EventBody, Progress};
@@ -32,9 +33,12 @@ pub(super) fn call_ended(
     match outcome {
         Outcome::Answered(Answer::Done { output }) => complete(&mut draft, key, output),
         Outcome::Answered(Answer::Failed { error, output }) => fail(&mut draft, key, error, output),
-        // Only a call whose outcome is unknown is sent again. That the repeat did not arrive says nothing of the first.
-        Outcome::NotSent(_) if is_repeat(&draft, key) => lose(&mut draft, key, Cause::LostResponse),
-        Outcome::NotSent(error) => fail(&mut draft, key, error, None),
+        Outcome::TurnedAway(error) if may_come_again(&draft, key) => turn_away(&mut draft, key, &error),
+        // That a repeat did not arrive says nothing of the attempt before it.
+        Outcome::NotSent(_) | Outcome::TurnedAway(_) if is_repeat(&draft, key) => {
+            lose(&mut draft, key, Cause::LostResponse);
+        }
+        Outcome::NotSent(error) | Outcome::TurnedAway(error) => fail(&mut draft, key, error, None),
         Outcome::Unknown(cause) => lose(&mut draft, key, cause),
         Outcome::InputRequired(questions) => inputs::required(&mut draft, key, *questions),
         Outcome::Deferred(task) => draft.defer(key, task),
@@ -78,7 +82,28 @@ fn go_on(draft: &mut Draft<'_>) {
 }
 
 fn is_repeat(draft: &Draft<'_>, key: CallKey) -> bool {
-    draft.envelope.calls.iter().any(|call| call.key == key && call.attempt > 1)
+    draft.envelope.calls.iter().any(|call| call.key == key && call.taken() > 1)
+}
+
+fn may_come_again(draft: &Draft<'_>, key: CallKey) -> bool {
+    let has_turn = |call: &Call| call.key == key && call.turned_away < MAX_TURNED_AWAY;
+    draft.envelope.leg == Leg::Working && draft.envelope.calls.iter().any(has_turn)
+}
+
+/// The server turned the attempt away, and the next one may fare better. It is said before it leaves, like every attempt:
+/// a server may have done more than it says.
+fn turn_away(draft: &mut Draft<'_>, key: CallKey, error: &ToolError) {
+    let stage = if is_repeat(draft, key) {
+        Stage::Indeterminate { cause: Cause::LostResponse, since: draft.now, authorized: true }
+    } else {
+        Stage::Pending
+    };
+    draft.move_call(key, stage);
+    let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
+    call.turned_away = call.turned_away.saturating_add(1);
+    let server = call.target.as_ref().map(|target| target.server.clone()).unwrap_or_default();
+    let text = format!("A call to MCP server '{server}' is sent again with the same key: {}", error.message);
+    draft.warn_of_new(vec![Warning::mcp(WarningKind::Other, text, Some("mcp-call-sent-again"))]);
 }
 
 fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {
@@ -95,10 +120,15 @@ pub(super) fn fail(draft: &mut Draft<'_>, key: CallKey, error: ToolError, output
 
 /// The answer is lost. A call that may be repeated is sent again by `proceed`, with the same key; one that only read
 /// has failed after its last attempt; every other one waits for a person, and the model is told nothing.
+/// Where rules say what is done about it, that is done instead.
 pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
+    if let Some(said) = trouble::on_unknown(draft, key) {
+        trouble::unknown(draft, key, cause, said);
+        return;
+    }
     let spent_reader = draft.envelope.calls.iter().find(|call| call.key == key).is_some_and(|call| {
         let reads = call.target.as_ref().is_some_and(|target| target.class == SideEffectClass::ReadOnly);
-        reads && call.attempt >= MAX_ATTEMPTS
+        reads && call.taken() >= MAX_ATTEMPTS
     });
     if spent_reader {
         let message = format!("outcome unknown after {MAX_ATTEMPTS} attempts");
@@ -138,7 +168,7 @@ fn tell(draft: &mut Draft<'_>, key: CallKey, began: Option<Timestamp>) {
 
 /// The event of a call that has its result, or whose outcome is unknown.
 pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
-    let (mut output, mut error, mut cause, mut rule, mut reason) = (None, None, None, None, None);
+    let (mut output, mut error, mut cause, mut rule, mut reason, mut policy) = (None, None, None, None, None, None);
     match &call.stage {
         Stage::Completed { output: returned, .. } => output = Some(returned.clone()),
         Stage::Failed { error: why, output: returned, .. } => {
@@ -148,6 +178,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
         Stage::Rejected { rule: which, reason: why } => {
             rule = Some(which.clone());
             reason = Some(why.clone());
+            policy.clone_from(&call.judged.decision);
         }
         Stage::Indeterminate { cause: why, .. } => {
             cause = Some(why.code().to_owned());
@@ -166,6 +197,7 @@ pub(super) fn ended(call: &Call, duration_ms: Option<i64>) -> EventBody {
         cause,
         rule,
         reason,
+        policy,
         duration_ms,
     }
 }

@@ -123,13 +123,15 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
         .map(|((position, written), ruling)| {
             let key = CallKey { turn, position };
             let call_id = unique_label(written.id.as_deref(), turn, position, &mut taken);
-            let (target, input, stage) = match ruling {
-                Ruling::Admit { target, input } => (Some(target), input, Stage::Pending),
-                Ruling::Ask { target, input, requirement } => {
+            let (target, input, judged, stage) = match ruling {
+                Ruling::Admit { target, input, judged } => (Some(target), input, judged, Stage::Pending),
+                Ruling::Ask { target, input, judged, requirement } => {
                     asks.push((key, *requirement));
-                    (Some(target), input, Stage::Proposed)
+                    (Some(target), input, judged, Stage::Proposed)
                 }
-                Ruling::Reject { rule, reason, input } => (None, input, Stage::Rejected { rule, reason }),
+                Ruling::Reject { rule, reason, input, judged } => {
+                    (None, input, judged, Stage::Rejected { rule, reason })
+                }
             };
             Call {
                 key,
@@ -138,9 +140,11 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 input,
                 target,
                 attempt: 0,
+                turned_away: 0,
                 asked: None,
                 task: None,
                 stage,
+                judged: *judged,
                 decided_by: None,
                 created_at: now,
             }

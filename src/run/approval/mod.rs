@@ -80,6 +80,8 @@ pub enum ApprovalKind {
     Call,
     /// A sample of a model, asked for by the server of a call.
     Sampling,
+    /// Another attempt of a call whose outcome nobody knows.
+    Repeat,
 }
 
 /// One vote.
@@ -149,6 +151,8 @@ pub struct Approval {
 pub enum Subject {
     /// The call: it is not sent before.
     Call,
+    /// Another attempt of the call, of which nobody knows whether it had its effect.
+    Repeat,
     /// A sample that the call's server wants.
     Sample {
         /// The server's name of the question, where it is kept in the receipt; else it lives as long as the call is out.
@@ -163,7 +167,7 @@ impl Subject {
     /// Whether the run waits while this does. A sample for a call that is out is awaited by its server alone.
     pub const fn holds_run(&self) -> bool {
         match self {
-            Self::Call => true,
+            Self::Call | Self::Repeat => true,
             Self::Sample { question, .. } => question.is_some(),
         }
     }
@@ -229,7 +233,7 @@ impl Approvals {
     /// Whether people are asked about this sample.
     pub fn is_about_sample(&self, call: CallKey, wanted: Option<&str>) -> bool {
         self.open.iter().any(|open| match &open.subject {
-            Subject::Call => false,
+            Subject::Call | Subject::Repeat => false,
             Subject::Sample { question, .. } => open.call == call && question.as_deref() == wanted,
         })
     }

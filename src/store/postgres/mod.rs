@@ -2,6 +2,8 @@
 //! `sqlite/`. Everything that others may care about leaves a hint once it is stored.
 
 mod admin;
+mod administers;
+mod agents;
 mod approvals;
 mod commits;
 mod follow;
@@ -22,22 +24,17 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use sqlx::PgPool;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 pub(super) use steady::SteadyPostgres;
 
 use super::wake::{Hint, Hints};
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
-    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
-    ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
-    Wishes, feed,
+    Admission, Admitted, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore, KeptAnswer, KeptRequest, Loaded,
+    OwnedCommit, Page, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes, feed,
 };
-use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -314,110 +311,5 @@ impl SteadyPostgres {
         if commit.rows.lets_go {
             self.hints.tell(Hint::Due);
         }
-    }
-}
-
-#[async_trait]
-impl AdminStore for SteadyPostgres {
-    async fn decision_leave(
-        &self,
-        tenant: &TenantId,
-        uid: RunUid,
-        decided: &Reconciliation,
-        since: Timestamp,
-        audit: &AuditRow,
-    ) -> Result<Left, StoreError> {
-        let store = self.now();
-        let left = self.within(&store, admin::decision_leave(&store, tenant, uid, decided, since, audit)).await?;
-        if left == Left::Kept {
-            self.hints.tell(Hint::Wish);
-        }
-        Ok(left)
-    }
-
-    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
-        let store = self.now();
-        let left = self.within(&store, inputs::answer_leave(&store, tenant, uid, answer)).await?;
-        if left == Left::Kept {
-            self.hints.tell(Hint::Wish);
-        }
-        Ok(left)
-    }
-
-    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
-        let store = self.now();
-        self.within(&store, admin::left_list(&store, tenant, uid)).await
-    }
-
-    async fn undecided_list(
-        &self,
-        tenant: &TenantId,
-        after: Option<ReceiptPlace>,
-        limit: u32,
-    ) -> Result<Page<FoundCall>, StoreError> {
-        let store = self.now();
-        self.within(&store, admin::undecided_list(&store, tenant, after, limit)).await
-    }
-
-    async fn receipt_search(
-        &self,
-        tenant: &TenantId,
-        filter: &ReceiptFilter,
-        after: Option<ReceiptPlace>,
-        limit: u32,
-    ) -> Result<Page<FoundCall>, StoreError> {
-        let store = self.now();
-        self.within(&store, admin::receipt_search(&store, tenant, filter, after, limit)).await
-    }
-
-    async fn audit_list(
-        &self,
-        tenant: &TenantId,
-        filter: &AuditFilter,
-        after: Option<PlaceInTime>,
-        limit: u32,
-    ) -> Result<Page<AuditRow>, StoreError> {
-        let store = self.now();
-        self.within(&store, admin::audit_list(&store, tenant, filter, after, limit)).await
-    }
-
-    async fn approval_list(
-        &self,
-        tenant: &TenantId,
-        of: (Option<&str>, Option<RunUid>),
-        after: Option<PlaceInTime>,
-        limit: u32,
-    ) -> Result<Page<Approval>, StoreError> {
-        let store = self.now();
-        self.within(&store, approvals::approval_list(&store, tenant, of, after, limit)).await
-    }
-
-    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
-        let store = self.now();
-        self.within(&store, approvals::approval_fetch(&store, tenant, id)).await
-    }
-
-    async fn approval_due_list(
-        &self,
-        after: Option<(Timestamp, Uuid)>,
-        limit: u32,
-    ) -> Result<Vec<DueApproval>, StoreError> {
-        let store = self.now();
-        self.within(&store, approvals::approval_due_list(&store, after, limit)).await
-    }
-
-    async fn vote_leave(
-        &self,
-        tenant: &TenantId,
-        uid: RunUid,
-        vote: &LeftVote,
-        audit: &AuditRow,
-    ) -> Result<Left, StoreError> {
-        let store = self.now();
-        let left = self.within(&store, approvals::vote_leave(&store, tenant, uid, vote, audit)).await?;
-        if left == Left::Kept {
-            self.hints.tell(Hint::Wish);
-        }
-        Ok(left)
     }
 }

@@ -105,6 +105,8 @@ async fn run_page(
          AND NOT EXISTS (SELECT 1 FROM json_array_elements($6::json) AS wanted(pair) \
            WHERE r.metadata ->> (wanted.pair ->> 0) IS DISTINCT FROM wanted.pair ->> 1) \
          AND ($7::bigint IS NULL OR (r.created_at, r.uid) < ($7, $8)) \
+         AND ($10::text IS NULL OR r.spec #>> '{body,agent}' = $10 \
+           OR left(r.spec #>> '{body,agent}', length($10) + 1) = $10 || '@') \
          ORDER BY r.created_at DESC, r.uid DESC LIMIT $9 + 1"
     ))
     .bind(tenant.as_str())
@@ -116,6 +118,7 @@ async fn run_page(
     .bind(after.map(|cursor| cursor.created_at.as_millis()))
     .bind(after.map(|cursor| cursor.uid.0))
     .bind(i64::from(limit))
+    .bind(filter.agent.as_deref())
     .fetch(&store.pool);
     let (mut filling, mut wanted) = (Filling::new(limit), Wanted::default());
     while let Some(row) = rows.try_next().await? {

@@ -10,6 +10,7 @@ use crate::failpoint;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
+use crate::run::view::ViewLimits;
 use crate::store::blobs::{Kept, Wanted, once_more};
 use crate::store::calls::{CallText, last_calls};
 use crate::store::codec::{self, HeadColumns};
@@ -246,6 +247,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &PgRow) -> Result<Loaded, StoreEr
         room: usize::MAX,
         announced: false,
         turn_told: false,
+        view: ViewLimits::default(),
     };
     Ok(Loaded {
         envelope,

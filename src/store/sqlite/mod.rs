@@ -1,6 +1,8 @@
 //! The embedded store: one file, one process, one writer connection, a few readers. Same functions as `postgres/`.
 
 mod admin;
+mod administers;
+mod agents;
 mod approvals;
 mod commits;
 mod follow;
@@ -24,20 +26,15 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, S
 use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::wake::Hints;
 use super::{
-    AdminStore, Admission, Admitted, AuditFilter, AuditRow, Beat, Claim, DueApproval, ExecutorStore, FeedEvent,
-    FollowStore, FoundCall, KeptAnswer, KeptApproval, KeptRequest, Left, Loaded, OwnedCommit, Page, PlaceInTime,
-    ReceiptFilter, ReceiptPlace, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent,
-    Wishes,
+    Admission, Admitted, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore, KeptAnswer, KeptRequest, Loaded,
+    OwnedCommit, Page, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
 };
-use crate::run::approval::Approval;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::run::commit::Commit;
-use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::time::Timestamp;
@@ -100,7 +97,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 9] = [
+    const FILES: [(i64, &str, &str); 10] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -114,6 +111,7 @@ fn migrator() -> Migrator {
         (2_026_113_008, "inputs", include_str!("../../../migrations/sqlite/2026113008_inputs.sql")),
         (2_026_113_009, "oauth_tokens", include_str!("../../../migrations/sqlite/2026113009_oauth_tokens.sql")),
         (2_026_113_010, "approvals", include_str!("../../../migrations/sqlite/2026113010_approvals.sql")),
+        (2_026_113_012, "agents", include_str!("../../../migrations/sqlite/2026113012_agents.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -298,89 +296,6 @@ impl ExecutorStore for SqliteStore {
 
     async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {
         admin::wishes_take(self, claim).await
-    }
-}
-
-#[async_trait]
-impl AdminStore for SqliteStore {
-    async fn decision_leave(
-        &self,
-        tenant: &TenantId,
-        uid: RunUid,
-        decided: &Reconciliation,
-        since: Timestamp,
-        audit: &AuditRow,
-    ) -> Result<Left, StoreError> {
-        admin::decision_leave(self, tenant, uid, decided, since, audit).await
-    }
-
-    async fn answer_leave(&self, tenant: &TenantId, uid: RunUid, answer: &InputAnswer) -> Result<Left, StoreError> {
-        inputs::answer_leave(self, tenant, uid, answer).await
-    }
-
-    async fn left_list(&self, tenant: &TenantId, uid: RunUid) -> Result<Vec<(Timestamp, Reconciliation)>, StoreError> {
-        admin::left_list(self, tenant, uid).await
-    }
-
-    async fn undecided_list(
-        &self,
-        tenant: &TenantId,
-        after: Option<ReceiptPlace>,
-        limit: u32,
-    ) -> Result<Page<FoundCall>, StoreError> {
-        admin::undecided_list(self, tenant, after, limit).await
-    }
-
-    async fn receipt_search(
-        &self,
-        tenant: &TenantId,
-        filter: &ReceiptFilter,
-        after: Option<ReceiptPlace>,
-        limit: u32,
-    ) -> Result<Page<FoundCall>, StoreError> {
-        admin::receipt_search(self, tenant, filter, after, limit).await
-    }
-
-    async fn audit_list(
-        &self,
-        tenant: &TenantId,
-        filter: &AuditFilter,
-        after: Option<PlaceInTime>,
-        limit: u32,
-    ) -> Result<Page<AuditRow>, StoreError> {
-        admin::audit_list(self, tenant, filter, after, limit).await
-    }
-
-    async fn approval_list(
-        &self,
-        tenant: &TenantId,
-        of: (Option<&str>, Option<RunUid>),
-        after: Option<PlaceInTime>,
-        limit: u32,
-    ) -> Result<Page<Approval>, StoreError> {
-        approvals::approval_list(self, tenant, of, after, limit).await
-    }
-
-    async fn approval_fetch(&self, tenant: &TenantId, id: Uuid) -> Result<Option<KeptApproval>, StoreError> {
-        approvals::approval_fetch(self, tenant, id).await
-    }
-
-    async fn approval_due_list(
-        &self,
-        after: Option<(Timestamp, Uuid)>,
-        limit: u32,
-    ) -> Result<Vec<DueApproval>, StoreError> {
-        approvals::approval_due_list(self, after, limit).await
-    }
-
-    async fn vote_leave(
-        &self,
-        tenant: &TenantId,
-        uid: RunUid,
-        vote: &LeftVote,
-        audit: &AuditRow,
-    ) -> Result<Left, StoreError> {
-        approvals::vote_leave(self, tenant, uid, vote, audit).await
     }
 }
 

@@ -101,6 +101,8 @@ async fn run_page(
            SELECT 1 FROM json_each(r.metadata) AS label \
            WHERE label.key = wanted.value ->> 0 AND label.value = wanted.value ->> 1)) \
          AND (?7 IS NULL OR (r.created_at, r.uid) < (?7, ?8)) \
+         AND (?10 IS NULL OR r.spec ->> '$.body.agent' = ?10 \
+           OR substr(r.spec ->> '$.body.agent', 1, length(?10) + 1) = ?10 || '@') \
          ORDER BY r.created_at DESC, r.uid DESC LIMIT ?9 + 1"
     ))
     .bind(tenant.as_str())
@@ -112,6 +114,7 @@ async fn run_page(
     .bind(after.map(|cursor| cursor.created_at.as_millis()))
     .bind(after.map(|cursor| cursor.uid.0))
     .bind(limit)
+    .bind(filter.agent.as_deref())
     .fetch(&store.reader);
     let (mut filling, mut wanted) = (Filling::new(limit), Wanted::default());
     while let Some(row) = rows.try_next().await? {

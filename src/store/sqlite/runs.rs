@@ -12,6 +12,7 @@ use crate::run::ids::{Actor, Fence, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
 use crate::run::time::Timestamp;
+use crate::run::view::ViewLimits;
 use crate::store::blobs::{Kept, Wanted};
 use crate::store::calls::{CallText, last_calls};
 use crate::store::codec::{self, HeadColumns};
@@ -246,6 +247,7 @@ fn loaded(tenant: &TenantId, uid: RunUid, row: &SqliteRow) -> Result<Loaded, Sto
         room: usize::MAX,
         announced: false,
         turn_told: false,
+        view: ViewLimits::default(),
     };
     Ok(Loaded {
         envelope,

@@ -1,5 +1,6 @@
 //! A real process is killed and started again: nothing twice, nothing lost.
 
+mod approvals;
 mod catalogs;
 mod counterparts;
 mod dice;

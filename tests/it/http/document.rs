@@ -83,7 +83,12 @@ fn operations(document: &Value) -> Vec<Operation> {
 }
 
 fn at_run(operation: &Operation, run: &str) -> String {
-    let path = operation.path.replace("{run_id}", run).replace("{name}", run);
+    let path = operation
+        .path
+        .replace("{run_id}", run)
+        .replace("{name}", run)
+        .replace("{namespace}", "mine")
+        .replace("{version}", "1.0.0");
     path.replace("{turn}", "1").replace("{call_id}", "call_1")
 }
 
@@ -95,6 +100,10 @@ fn body_of(operation: &Operation) -> Body {
         "input_answer" => Body::from(r#"{"action":"decline"}"#),
         "approval_decide" | "call_approval_decide" => Body::from(r#"{"decision":"approve"}"#),
         "server_put" => Body::from(r#"{"url":"http://127.0.0.1:9/mcp"}"#),
+        "version_publish" => Body::from(
+            r#"{"model":{"provider":"scripted","name":"demo","script":[{"text":"hi"}]},"instructions":"Be brief."}"#,
+        ),
+        "deployment_create" => Body::from(r#"{"version":"1.0.0"}"#),
         "secret_put" => Body::from(r#"{"value":"hunter2!","hosts":["a.example"]}"#),
         _ => Body::from("{}"),
     }

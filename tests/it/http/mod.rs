@@ -1,5 +1,7 @@
 //! The HTTP contract, against the router in this process: real store, real executor, scripted models.
 
+mod approval_rules;
+mod approvals;
 mod cancel;
 mod catalogs;
 mod delete;
@@ -15,5 +17,6 @@ mod records;
 mod refresh;
 mod resume;
 mod retention;
+mod said;
 mod sampling;
 mod streams;

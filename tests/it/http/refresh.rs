@@ -28,6 +28,7 @@ both_stores! {
     one_announcement_marks_every_run_that_uses_the_connection,
     a_server_that_announces_with_every_listing_keeps_no_run_from_its_model,
     a_connection_of_the_runs_own_is_listened_to_and_closed_with_it,
+    a_list_that_holds_no_longer_is_read_again_before_the_next_step_and_once,
 }
 
 /// The answer of a call in whose stream the server first says so many times that its tools changed.
@@ -422,4 +423,26 @@ async fn a_connection_of_the_runs_own_is_listened_to_and_closed_with_it(database
     assert_eq!((&run["status"], &run["reason"]), (&json!("stopped"), &json!("mcp-catalog-changed")), "{run}");
     fake.wait_until(|fake| fake.count_http("DELETE") == 1).await;
     assert_eq!(fake.count("initialize"), 1);
+}
+
+async fn a_list_that_holds_no_longer_is_read_again_before_the_next_step_and_once(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, Arc::new(FakeMcp::start().await));
+    fake.be_modern(true);
+    let listed = |tools: &[&str], ttl_ms: u64| {
+        let tools: Vec<Value> = tools.iter().map(|name| tool(name)).collect();
+        json!({ "resultType": "complete", "tools": tools, "ttlMs": ttl_ms, "cacheScope": "private" })
+    };
+    // It holds for no time, and nothing is announced.
+    fake.on_list(move |_| Reply::Result(listed(&["charge"], 0)));
+    let own = Arc::downgrade(&fake);
+    fake.on_call(move |_| {
+        own.upgrade().unwrap().on_list(move |_| Reply::Result(listed(&["charge", "refund"], 60_000)));
+        let content = json!([{ "type": "text", "text": "charged" }]);
+        Reply::Result(json!({ "resultType": "complete", "content": content }))
+    });
+    let model = FakeModel::start(&[&["charge"], &["refund"]]).await;
+    let run = server.settled(&run_of(&model, &fake, "accept")).await;
+    assert_eq!((&run["status"], &run["binding"]["revision"]), (&json!("completed"), &json!(2)), "{run}");
+    assert_eq!(model.offered(), [vec!["charge"], vec!["charge", "refund"], vec!["charge", "refund"]]);
+    assert_eq!(fake.count("tools/list"), 2, "at the creation, and before the second step; then it holds for a minute");
 }

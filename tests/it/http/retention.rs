@@ -136,7 +136,8 @@ async fn large(server: Server) {
     let messages = pages(&server, "/v1/runs/mine/messages").await;
     assert_eq!(messages.len(), 4);
     let results = messages[2]["content"].as_array().unwrap();
-    assert!(results.len() == 6 && results.iter().all(|result| result["output"] == text.as_str()));
+    let is_a_view = |told: &str| told.len() < 40_000 && told.contains("of 1048576 bytes are left out here");
+    assert!(results.len() == 6 && results.iter().all(|result| is_a_view(result["output"].as_str().unwrap())));
     let envelope = server.get("/v1/runs/mine/envelope", &server.alice()).await.json();
     assert!(envelope["receipts"] == Value::from(receipts) && envelope["messages"] == Value::from(messages));
 }

@@ -254,7 +254,7 @@ async fn a_sample_with_tools_is_refused_in_words(database: Database) {
 }
 
 #[tokio::test]
-async fn b096_a_sample_that_needs_an_approval_is_refused_before_the_run_begins() {
+async fn what_a_sampling_entry_may_not_say_is_told_before_the_run_begins() {
     let server = Server::start().await;
     let sampling = json!({ "model": { "provider": "scripted", "name": "small", "secret": "none" }, "approval": "always", "max_tokens": 5 });
     let entry = json!({ "url": "http://127.0.0.1:9/mcp", "sampling": sampling });
@@ -263,7 +263,7 @@ async fn b096_a_sample_that_needs_an_approval_is_refused_before_the_run_begins()
         .await
         .problem(422, "validation-failed");
     let faults = problem["errors"].as_array().unwrap();
-    for pointer in ["approval", "model/secret", "model/script"] {
+    for pointer in ["model/secret", "model/script"] {
         let pointer = format!("/mcp/0/sampling/{pointer}");
         assert!(faults.iter().any(|fault| fault["pointer"] == pointer.as_str()), "{pointer}: {problem:#}");
     }

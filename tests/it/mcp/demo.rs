@@ -5,7 +5,7 @@ use std::time::Duration;
 use countersign::mcp::ToolRequest;
 use countersign::mcp::demo::{self, DemoLedger};
 use countersign::run::outcome::{Answer, Outcome};
-use countersign::run::tool_result::model_text;
+use countersign::run::tool_result::told;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -36,7 +36,7 @@ async fn the_demo_tools_do_what_they_say_and_the_ledger_counts_them() {
     assert_eq!(catalog.tools[0].description.as_deref(), Some("Charge the card on file."));
 
     let Outcome::Answered(Answer::Done { output }) = call(&pool, &target).await else { panic!("not done") };
-    assert_eq!(model_text(&output), "charged 5");
+    assert_eq!(told(&output).output, "charged 5");
     assert_eq!(ledger.entries()[0].idempotency_key.as_deref(), Some("key-1"));
     assert_eq!(ledger.entries()[0].arguments, object(json!({ "amount": 5 })));
 

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod catalog;
+mod characters;
 mod deaf;
 mod demo;
 pub(crate) mod floods;
@@ -24,6 +25,7 @@ use countersign::mcp::{
     BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest,
 };
 use countersign::net::{Egress, EgressAllow};
+use countersign::run::call::MAX_TURNED_AWAY;
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
 use countersign::run::spec::Timeouts;
@@ -81,6 +83,7 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         input_schema: json!({}),
         progress: ProgressSink::none(),
         output_schema: None,
+        turned_away: 0,
         may_leave: MayLeave::new(|| true),
         asks: None,
         continuation: None,
@@ -92,7 +95,19 @@ pub(crate) fn object(value: Value) -> Map<String, Value> {
 }
 
 pub(crate) async fn call(pool: &McpPool, target: &McpTarget) -> Outcome {
-    pool.call(&acme(), target, charge(5), CancellationToken::new()).await
+    call_as(pool, &acme(), target, charge(5)).await
+}
+
+/// Calls as a run does: what was turned away is sent again.
+pub(crate) async fn call_as(pool: &McpPool, tenant: &TenantId, target: &McpTarget, request: ToolRequest) -> Outcome {
+    let mut turned_away = 0;
+    loop {
+        let request = ToolRequest { turned_away, ..request.clone() };
+        match pool.call(tenant, target, request, CancellationToken::new()).await {
+            Outcome::TurnedAway(_) if turned_away < MAX_TURNED_AWAY => turned_away += 1,
+            outcome => return outcome,
+        }
+    }
 }
 
 /// The class of an outcome in a word, with its code.
@@ -101,6 +116,7 @@ pub(crate) fn class(outcome: &Outcome) -> String {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
+        Outcome::TurnedAway(error) => format!("turned away {}", error.code),
         Outcome::Unknown(cause) => format!("unknown {}", cause.code()),
         Outcome::InputRequired(questions) => format!("asks {}", questions.asks.len()),
         Outcome::Deferred(task) => format!("deferred {}", task.id),

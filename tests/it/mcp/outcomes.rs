@@ -140,6 +140,36 @@ async fn b211_a_lost_session_is_opened_again_once_and_the_call_sent_again() {
 }
 
 #[tokio::test]
+async fn b211_an_answer_that_only_speaks_of_sessions_does_not_bring_the_call_back() {
+    for (status, body) in [
+        (400, json!({ "error": { "message": "checkout session cs_1 already completed" } })),
+        (400, json!({ "error": { "code": "bad_meta", "message": "_meta is missing in the order" } })),
+        (401, json!({ "error": "your session has expired" })),
+        (410, json!({ "error": { "message": "session gone" } })),
+        (400, json!({ "jsonrpc": "2.0", "id": 2, "error": { "code": -32000, "message": "session cs_1 is closed" } })),
+    ] {
+        let fake = FakeMcp::start().await;
+        fake.on_call(move |seen| {
+            let mut body = body.clone();
+            if body.get("id").is_some() {
+                body["id"] = seen.body["id"].clone();
+            }
+            Reply::status(status, body)
+        });
+        let outcome = class(&call(&pool(), &target(&fake.url())).await);
+        assert!(outcome.starts_with("not sent"), "{status} {outcome}");
+        assert_eq!(fake.count("tools/call"), 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_is_no_object_is_no_result() {
+    for result in [Value::Null, json!("ok"), json!([1])] {
+        check(Reply::Result(result), "failed invalid-result", 1).await;
+    }
+}
+
+#[tokio::test]
 async fn b105_the_result_is_kept_as_the_server_wrote_it_with_its_digits() {
     let text = r#"{"content":[{"type":"text","text":"a"},{"type":"odd","x":1e2}],"structuredContent":{"big":18446744073709551617,"f":117.63331139400017},"isError":false,"_meta":{"k":0.10},"unknown":[null]}"#;
     let result: Value = serde_json::from_str(text).unwrap();

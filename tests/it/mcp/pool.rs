@@ -8,14 +8,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{acme, call, charge, class, pool, pool_with, settings, target};
+use super::{acme, call, call_as, charge, class, pool, pool_with, settings, target};
 use crate::support::fake_mcp::{FakeMcp, Reply};
 
 const FRESH: Duration = Duration::from_mins(1);
 
 async fn use_as(pool: &McpPool, tenant: &str, target: &McpTarget) {
     let tenant = TenantId::parse(tenant).unwrap();
-    let outcome = pool.call(&tenant, target, charge(1), CancellationToken::default()).await;
+    let outcome = call_as(pool, &tenant, target, charge(1)).await;
     assert_eq!(class(&outcome), "done", "{outcome:?}");
 }
 

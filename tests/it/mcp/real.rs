@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use countersign::mcp::{Endpoint, McpPool, McpTarget, ToolRequest};
 use countersign::run::outcome::{Answer, Outcome};
-use countersign::run::tool_result::model_text;
+use countersign::run::tool_result::told;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{acme, charge, class, object, pool, target};
+use super::{acme, call_as, charge, class, object, pool, target};
 use crate::support::counterparts::{everything, ledger_lines, ledger_server, listen_server, resumable_server};
 use crate::support::process::{Process, testworld};
 
@@ -17,7 +17,7 @@ const FRESH: Duration = Duration::from_mins(1);
 
 async fn call(pool: &McpPool, target: &McpTarget, tool: &str, arguments: Value) -> Outcome {
     let request = ToolRequest { server_tool: tool.to_owned(), arguments: object(arguments), ..charge(0) };
-    pool.call(&acme(), target, request, CancellationToken::new()).await
+    call_as(pool, &acme(), target, request).await
 }
 
 fn output(outcome: Outcome) -> Value {
@@ -45,15 +45,15 @@ async fn the_reference_server_lists_and_calls() {
     assert!(catalog.tools.len() >= 10 && structured.output_schema.is_some());
 
     let echoed = output(call(&pool, &target, "echo", json!({ "message": "hi" })).await);
-    assert_eq!(model_text(&echoed), "Echo: hi");
+    assert_eq!(told(&echoed).output, "Echo: hi");
     let sum = output(call(&pool, &target, "get-sum", json!({ "a": 2, "b": 3 })).await);
-    assert_eq!(model_text(&sum), "The sum of 2 and 3 is 5.");
+    assert_eq!(told(&sum).output, "The sum of 2 and 3 is 5.");
 
     let mut request = ToolRequest { server_tool: structured.name.clone(), ..charge(0) };
     request.arguments = object(json!({ "location": "Chicago" }));
     request.output_schema.clone_from(&structured.output_schema);
     let weather = output(pool.call(&acme(), &target, request.clone(), CancellationToken::new()).await);
-    assert!(model_text(&weather)["temperature"].is_number(), "{weather}");
+    assert!(told(&weather).output["temperature"].is_number(), "{weather}");
     request.output_schema = Some(json!({ "type": "object", "required": ["never"] }));
     let broken = pool.call(&acme(), &target, request, CancellationToken::new()).await;
     assert_eq!(class(&broken), "failed invalid-output");
@@ -84,7 +84,7 @@ async fn b211_the_reference_server_restarted_on_its_port_gets_a_new_session_and_
         command
     })
     .await;
-    assert_eq!(model_text(&output(echo().await)), "Echo: hi");
+    assert_eq!(told(&output(echo().await)).output, "Echo: hi");
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn fastmcp_executes_each_call_once_and_sees_its_key() {
     let charged = output(call(&pool, &target, "charge", json!({ "amount": 5 })).await);
     assert_eq!(charged["content"][0]["text"], "charged 5");
     let order = output(call(&pool, &target, "lookup_order", json!({ "order_id": "A-1" })).await);
-    assert_eq!(model_text(&order)["state"], "paid");
+    assert_eq!(told(&order).output["state"], "paid");
     let failed = call(&pool, &target, "fail", json!({})).await;
     let Outcome::Answered(Answer::Failed { error, .. }) = &failed else { panic!("{failed:?}") };
     assert!(error.message.contains("declined"), "{error:?}");
@@ -157,7 +157,7 @@ async fn a_change_that_a_server_of_the_newer_era_announces_is_heard_of() {
     };
     assert_eq!(names().await, ["echo", "grow"]);
     let grown = output(call(&pool, &target, "grow", json!({ "name": "more" })).await);
-    assert_eq!(model_text(&grown)["result"], "added more");
+    assert_eq!(told(&grown).output["result"], "added more");
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     while names().await != ["echo", "grow", "more"] {
         assert!(tokio::time::Instant::now() < deadline, "the change is not heard of");
@@ -173,7 +173,7 @@ async fn a_fastmcp_call_whose_stream_is_closed_half_way_is_answered_and_executed
     let Some(server) = resumable_server(&ledger).await else { return };
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
     let answer = output(call(&pool, &target, "drop", json!({ "ms": 800 })).await);
-    assert_eq!(model_text(&answer)["result"], "survived the drop");
+    assert_eq!(told(&answer).output["result"], "survived the drop");
     assert_eq!(ledger_lines(&ledger).len(), 1);
     pool.close().await;
 }

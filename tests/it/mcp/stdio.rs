@@ -6,7 +6,7 @@ use std::time::Duration;
 use countersign::mcp::{Endpoint, McpPool, McpTarget, StdioServer, ToolRequest};
 use countersign::run::ids::TenantId;
 use countersign::run::outcome::{Answer, Outcome};
-use countersign::run::tool_result::model_text;
+use countersign::run::tool_result::told;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ async fn call(pool: &McpPool, target: &McpTarget, tool: &str, arguments: Value) 
 #[track_caller]
 fn text(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Answered(Answer::Done { output }) => model_text(output).as_str().unwrap().to_owned(),
+        Outcome::Answered(Answer::Done { output }) => told(output).output.as_str().unwrap().to_owned(),
         other => panic!("{other:?}"),
     }
 }

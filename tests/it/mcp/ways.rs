@@ -11,10 +11,9 @@ use countersign::run::spec::Timeouts;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 use super::deaf::{full_port, untrusted_tls};
-use super::{acme, call, charge, class, pool, settings, target};
+use super::{acme, call, call_as, charge, class, pool, settings, target};
 use crate::support::fake_mcp::{FakeMcp, Reply, Seen, Step};
 
 /// What the server does.
@@ -242,7 +241,7 @@ async fn go(way: &Way) -> (Outcome, Vec<Seen>, usize) {
         _ => None,
     };
     let tenant = acme();
-    let calling = pool.call(&tenant, &target, request, CancellationToken::new());
+    let calling = call_as(&pool, &tenant, &target, request);
     if let Some(seen) = seen {
         fake.stop().await;
         return (calling.await, seen, before);

@@ -118,7 +118,7 @@ fn after(mut request: ModelRequest, turn: &ModelTurn, result: &Value) -> ModelRe
         let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::from(call.arguments.as_str()));
         said.push(Content::ToolCall { call_id: id(call), tool: call.tool.clone(), input });
         let (tool, output) = (call.tool.clone(), result.clone());
-        results.push(Content::ToolResult { call_id: id(call), tool, output, is_error: false });
+        results.push(Content::ToolResult { call_id: id(call), tool, output, is_error: false, pictures: Vec::new() });
     }
     request.prompt.messages.push(Message { position: 1, turn: 1, role: Role::Assistant, content: said });
     request.prompt.messages.push(Message { position: 2, turn: 1, role: Role::Tool, content: results });

@@ -25,7 +25,9 @@ both_stores! {
     a_failure_gives_the_turn_back_and_is_not_repeated_at_once => failures,
     a_token_at_rest_is_sealed_and_one_that_does_not_open_is_got_anew => at_rest,
     a_runs_own_token_is_never_stored_and_nobody_elses => own,
-    the_turn_is_one_nodes_and_a_late_token_changes_nothing => turns,
+    field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing => field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing,
+    field_a059_a_token_whose_answer_is_lost_is_asked_for_again_and_another_nodes_is_used => field_a059_a_token_whose_answer_is_lost_is_asked_for_again_and_another_nodes_is_used,
+    field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once => field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once,
     an_asker_that_goes_away_leaves_the_token_to_the_next => gone_asker,
     a_token_that_is_still_good_outlives_a_failed_renewal => still_good,
 }
@@ -169,7 +171,7 @@ async fn own(database: Database) {
     assert_eq!(issuer.asked().len(), 3);
 }
 
-async fn turns(database: Database) {
+async fn field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing(database: Database) {
     let store = database.open().await;
     let key = TokenKey { tenant: acme(), identity: [7; 32] };
     let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
@@ -223,4 +225,40 @@ async fn still_good(database: Database) {
     }
     let refused = source.token().await;
     assert!(refused.is_err() || text(&refused) == first);
+}
+
+async fn field_a059_a_token_whose_answer_is_lost_is_asked_for_again_and_another_nodes_is_used(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let nodes = two_nodes(&database, &issuer).await;
+    // The issuer gave a token, and its answer broke off.
+    issuer.on_token(|_| Grants::Http(200, "{\"access_token\": \"half".to_owned()));
+    let lost = nodes[0].1.token().await.unwrap_err().to_string();
+    assert!(lost.contains("token endpoint"), "{lost}");
+    assert_eq!(issuer.asked().len(), 1, "it is said, and not asked for in a loop");
+    issuer.on_token(|_| Grants::Token(3600));
+    let newer = nodes[1].1.token().await;
+    assert_eq!(issuer.asked().len(), 2);
+    // Also where it was lost, the token that is stored by now is used.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let is_newer = |got: Result<AccessToken, OauthFault>| got.is_ok() && text(&got) == text(&newer);
+    while !is_newer(nodes[0].1.token().await) {
+        assert!(Instant::now() < deadline, "the stored token is not used");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(issuer.asked().len(), 2);
+}
+
+async fn field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once(database: Database) {
+    let issuer = FakeIssuer::start().await;
+    let store = database.open().await;
+    for round in 1..=2 {
+        let node = tokens(&store, MASTER_KEY);
+        let hosts = || vec!["127.0.0.1".to_owned()];
+        let of = |version| source_of(&node, &issuer, SecretOwner::Tenant { version, hosts: hosts() });
+        let sources: Vec<TokenSource> = (0..1000).map(of).collect();
+        let all = join_all(sources.iter().map(TokenSource::token)).await;
+        let distinct: std::collections::BTreeSet<String> = all.iter().map(text).collect();
+        assert_eq!((distinct.len(), issuer.asked().len()), (1000, 1000 * round), "each has a token of its own");
+        database.execute("UPDATE oauth_tokens SET expires_at = 1").await;
+    }
 }

@@ -66,7 +66,7 @@ pub(super) fn turn_ended(run: &Envelope, tools: [&str; CALLS]) -> Fact {
     let written = |tool: &&str| WrittenCall { id: None, tool: (*tool).to_owned(), arguments: "{}".to_owned() };
     let ruling = |tool: &&str| {
         let bound = run.binding.tool(tool).unwrap();
-        Ruling::Admit { target: run.binding.target(bound), input: json!({}) }
+        Ruling::Admit { target: run.binding.target(bound), input: json!({}), judged: Box::default() }
     };
     let turn = ModelTurn {
         reasoning: vec![],

@@ -71,7 +71,7 @@ async fn a_registration_that_cannot_be_honoured_is_refused_with_every_pointer() 
         assert_eq!(at(name, json!({})).await, [""], "{name}");
     }
     assert_eq!(at("orders", json!({ "transport": "stdio" })).await, ["/transport"]);
-    assert_eq!(at("orders", json!({ "policies": [{ "name": "p" }] })).await, ["/policies"]);
+    assert_eq!(at("orders", json!({ "policies": [{ "name": "p" }] })).await, ["/policies/0/action"]);
     assert_eq!(
         at(
             "orders",

@@ -2,6 +2,7 @@
 
 mod boundary;
 mod catalogs;
+mod results;
 mod tools;
 mod unstorable;
 

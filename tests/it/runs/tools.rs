@@ -1,5 +1,7 @@
 //! Tools that models or providers do not take, in whole runs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
@@ -30,6 +32,30 @@ async fn field_a028_a029_names_that_models_do_not_take_are_mapped_and_mapped_bac
         (receipts[0].tool.as_str(), receipts[0].target.as_ref().unwrap().server_tool.as_str()),
         ("n_calendar_update", "calendar.update")
     );
+}
+
+#[tokio::test]
+async fn b211_a_call_that_is_sent_again_after_a_refusal_is_told_as_a_second_attempt() {
+    let (world, fake) = (World::start().await, FakeMcp::start().await);
+    serve(&fake, json!([tool("charge")]));
+    fake.on_call({
+        let count = AtomicUsize::new(0);
+        move |_| match count.fetch_add(1, Ordering::SeqCst) {
+            0 => Reply::Http(429, vec![("retry-after", "0".to_owned())], String::new()),
+            _ => Reply::text("charged"),
+        }
+    });
+    world.create(run_on("r", &[("charge", json!({}))], json!([{"url": fake.url()}]))).await.unwrap();
+    let view = world.rested(&run_id("r")).await;
+    assert_eq!((view.head.status.code(), fake.count("tools/call")), ("completed", 2));
+    let told = &view.head.state.warnings[0];
+    assert_eq!(told.code.as_deref(), Some("mcp-call-sent-again"));
+    assert!(told.message.contains("HTTP 429"), "{}", told.message);
+    let receipts = world.receipts("r").await;
+    assert_eq!((receipts[0].attempt, receipts[0].turned_away, receipts[0].stage.code()), (2, 1, "completed"));
+    let keys: Vec<String> =
+        fake.seen_rpc("tools/call").iter().map(|seen| seen.headers["idempotency-key"].clone()).collect();
+    assert_eq!(keys[0], keys[1]);
 }
 
 #[tokio::test]

@@ -11,9 +11,11 @@ use countersign::executor::{Executor, ExecutorSettings, Parts};
 use countersign::mcp::McpPool;
 use countersign::model::Models;
 use countersign::net::{Egress, EgressAllow};
+use countersign::policy::Expressions;
 use countersign::run::call::Stage;
 use countersign::run::envelope::Envelope;
 use countersign::run::ids::{NodeId, RunUid, TenantId};
+use countersign::run::view::ViewLimits;
 use countersign::secrets::KeyRing;
 use countersign::store::hub::Hub;
 use countersign::store::journal::Journal;
@@ -121,7 +123,9 @@ impl Server {
         let hub = Arc::new(Hub::new());
         let (journal, writer) = Journal::new(Arc::new(Picky(Arc::clone(&store))), Arc::clone(&hub));
         let (tracker, ended) = (TaskTracker::new(), CancellationToken::new());
+        let expressions = Expressions::start().unwrap();
         let parts = Parts {
+            expressions: expressions.clone(),
             store: Arc::clone(&store),
             journal: Arc::new(journal),
             dispatch: Arc::clone(&dispatch),
@@ -135,6 +139,7 @@ impl Server {
             tenant_max_running: 10,
             tenant_max_calls: 10,
             catalog_max_age: Duration::ZERO,
+            view: ViewLimits::default(),
         };
         let executor = Executor::new(parts, settings);
         executor.register().await.unwrap();
@@ -146,6 +151,7 @@ impl Server {
             hub,
             dispatch,
             keys,
+            expressions,
             clock: Arc::new(SystemClock),
             executor: Arc::new(Queue(executor)),
             tasks: tracker,

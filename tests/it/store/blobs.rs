@@ -48,6 +48,7 @@ fn told(turn: u32, output: &Value) -> EventBody {
         cause: None,
         rule: None,
         reason: None,
+        policy: None,
         duration_ms: None,
     }
 }
@@ -62,8 +63,9 @@ fn settled(run: &mut Draft, output: &Value) -> Commit {
     commit.messages[0].content = vec![Content::ToolResult {
         call_id: CallId::new("c"),
         tool: "charge".to_owned(),
-        output: tool_result::model_text(output),
+        output: tool_result::told(output).output,
         is_error: false,
+        pictures: Vec::new(),
     }];
     commit
 }

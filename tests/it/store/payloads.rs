@@ -95,6 +95,7 @@ fn tool_output(value: &Value) -> EventBody {
         cause: None,
         rule: None,
         reason: None,
+        policy: None,
         duration_ms: None,
     }
 }

@@ -50,7 +50,7 @@ fn secret(version: u32, sealed: &[u8]) -> StoredSecret {
 fn told(secret: &str) -> Registration {
     let auth = json!({ "scheme": "bearer", "secret": secret });
     let entry = json!({ "url": "https://a.example/mcp", "auth": auth });
-    Registration { entry: serde_json::from_value(entry).unwrap(), policies: Vec::new() }
+    Registration { entry: serde_json::from_value(entry).unwrap() }
 }
 
 async fn versions(database: Database) {

@@ -26,6 +26,8 @@ pub(crate) enum Reply {
     Http(u16, Vec<(&'static str, String)>, String),
     /// A 200 event stream of these steps; it ends with a proper end unless cut.
     Sse(Vec<Step>),
+    /// A 200 of this type with exactly these bytes; `@ID@` stands for the request's id.
+    Raw(&'static str, Vec<u8>),
     /// The connection is reset after the request was read.
     Reset,
     /// A 200 with JSON whose body stops in the middle.
@@ -450,6 +452,7 @@ async fn write_reply(
         Reply::Result(result) => answer("result", result),
         Reply::Error(error) => answer("error", error),
         Reply::Http(status, headers, body) => (status, headers, body),
+        Reply::Raw(kind, body) => return write_bytes(stream, kind, &body, &seen.body["id"].to_string()).await,
         Reply::Sse(steps) => return write_events(stream, state, seen, steps).await,
         Reply::Reset => {
             stream.get_ref().set_zero_linger().unwrap();
@@ -484,6 +487,14 @@ async fn write_reply(
     let mut lines = vec![format!("HTTP/1.1 {status} Whatever"), format!("content-length: {}", body.len())];
     lines.extend(headers.iter().map(|(name, value)| format!("{name}: {value}")));
     write(stream, &format!("{}\r\n\r\n{body}", lines.join("\r\n"))).await
+}
+
+/// Writes a body that no text can hold.
+async fn write_bytes(stream: &mut BufReader<TcpStream>, kind: &str, body: &[u8], id: &str) -> bool {
+    let mark = body.windows(4).position(|signs| signs == b"@ID@").expect("a place for the id");
+    let body = [&body[..mark], id.as_bytes(), &body[mark + 4..]].concat();
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), &body].concat()).await.is_ok() && stream.flush().await.is_ok()
 }
 
 const LIST_CHANGED: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n";

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 struct Script {
     turns: Vec<Vec<String>>,
     offered: Mutex<Vec<Vec<String>>>,
+    requests: Mutex<Vec<Value>>,
 }
 
 /// The running server; it ends when it is dropped.
@@ -27,7 +28,7 @@ impl FakeModel {
     /// A model that calls these tools, one list a turn, and then says "Done.".
     pub(crate) async fn start(turns: &[&[&str]]) -> Self {
         let turns = turns.iter().map(|turn| turn.iter().map(|tool| (*tool).to_owned()).collect()).collect();
-        let script = Arc::new(Script { turns, offered: Mutex::default() });
+        let script = Arc::new(Script { turns, offered: Mutex::default(), requests: Mutex::default() });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let router = Router::new().route("/v1/chat/completions", post(answer)).with_state(Arc::clone(&script));
@@ -39,6 +40,11 @@ impl FakeModel {
     /// The `model` of a run that asks it.
     pub(crate) fn spec(&self) -> Value {
         json!({ "provider": "openai", "name": "fake", "base_url": self.url })
+    }
+
+    /// The requests so far.
+    pub(crate) fn requests(&self) -> Vec<Value> {
+        self.script.requests.lock().clone()
     }
 
     /// The names of the tools that each request so far offered.
@@ -53,6 +59,7 @@ async fn answer(State(script): State<Arc<Script>>, Json(request): Json<Value>) -
         tools.map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect()
     };
     script.offered.lock().push(names(&request["tools"]));
+    script.requests.lock().push(request.clone());
     let said = request["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "assistant").count();
     let (delta, finish) = match script.turns.get(said) {
         Some(tools) => {

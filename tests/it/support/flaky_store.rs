@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use countersign::run::agent::AgentName;
 use countersign::run::approval::Approval;
 use countersign::run::binding::Binding;
 use countersign::run::call::Call;
@@ -12,6 +13,7 @@ use countersign::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use countersign::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::Message;
 use countersign::run::time::Timestamp;
+use countersign::store::agents::{Agent, AgentStore, AgentVersion, Deployed, Deployment, Published, Target};
 use countersign::store::registry::{
     RegisteredServer, Registration, SealedPlace, SealedRow, SecretDeletion, SecretInfo, ServerPut, StoredSecret,
 };
@@ -504,5 +506,79 @@ impl RegistryStore for FlakyStore {
 
     async fn sealed_replace(&self, old: &SealedRow, key_id: &str, sealed: &[u8]) -> Result<bool, StoreError> {
         self.write("sealed_replace", self.store.sealed_replace(old, key_id, sealed)).await
+    }
+}
+
+#[async_trait]
+impl AgentStore for FlakyStore {
+    async fn version_publish(
+        &self,
+        tenant: &TenantId,
+        version: &AgentVersion,
+        audit: &AuditRow,
+    ) -> Result<Published, StoreError> {
+        self.write("version_publish", self.store.version_publish(tenant, version, audit)).await
+    }
+
+    async fn version_fetch(
+        &self,
+        tenant: &TenantId,
+        agent: &AgentName,
+        version: &str,
+    ) -> Result<Option<AgentVersion>, StoreError> {
+        self.store.version_fetch(tenant, agent, version).await
+    }
+
+    async fn version_list(
+        &self,
+        tenant: &TenantId,
+        agent: &AgentName,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<AgentVersion>, StoreError> {
+        self.store.version_list(tenant, agent, after, limit).await
+    }
+
+    async fn version_deprecate(
+        &self,
+        tenant: &TenantId,
+        agent: &AgentName,
+        version: &str,
+        audit: &AuditRow,
+    ) -> Result<Option<AgentVersion>, StoreError> {
+        self.write("version_deprecate", self.store.version_deprecate(tenant, agent, version, audit)).await
+    }
+
+    async fn agent_fetch(&self, tenant: &TenantId, agent: &AgentName) -> Result<Option<Agent>, StoreError> {
+        self.store.agent_fetch(tenant, agent).await
+    }
+
+    async fn agent_list(
+        &self,
+        tenant: &TenantId,
+        after: Option<&AgentName>,
+        limit: u32,
+    ) -> Result<Page<Agent>, StoreError> {
+        self.store.agent_list(tenant, after, limit).await
+    }
+
+    async fn deployment_add(
+        &self,
+        tenant: &TenantId,
+        agent: &AgentName,
+        target: &Target,
+        audit: &AuditRow,
+    ) -> Result<Deployed, StoreError> {
+        self.write("deployment_add", self.store.deployment_add(tenant, agent, target, audit)).await
+    }
+
+    async fn deployment_list(
+        &self,
+        tenant: &TenantId,
+        agent: &AgentName,
+        before: Option<u32>,
+        limit: u32,
+    ) -> Result<Page<Deployment>, StoreError> {
+        self.store.deployment_list(tenant, agent, before, limit).await
     }
 }

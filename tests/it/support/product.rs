@@ -153,6 +153,13 @@ impl Product {
         Ok((status, body.map_err(|fault| format!("{fault}: {text}"))?))
     }
 
+    /// Votes as this actor.
+    pub(crate) async fn vote_as(&self, actor: &str, path: &str, body: &Value) -> (u16, Value) {
+        let request = self.http.post(self.url(path)).bearer_auth(token_of("acme", actor, "runs:read approvals:decide"));
+        let answer = request.header("content-type", "application/json").body(body.to_string()).send().await.unwrap();
+        (answer.status().as_u16(), json_of(answer).await)
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Value {
         let answer = self.send(Method::GET, path, None).await;
         let got = answer.status();
@@ -246,6 +253,10 @@ fn serve(address: SocketAddr, database: &str, options: &Options) -> Command {
 
 /// A token of this server's issuer.
 pub(crate) fn token(tenant: &str, scope: &str) -> String {
+    token_of(tenant, "alice", scope)
+}
+
+fn token_of(tenant: &str, actor: &str, scope: &str) -> String {
     let settings = AuthSettings {
         hs256: Some(SecretString::from(SECRET)),
         jwks: None,
@@ -255,7 +266,7 @@ pub(crate) fn token(tenant: &str, scope: &str) -> String {
     };
     let grant = Grant {
         tenant: TenantId::parse(tenant).unwrap(),
-        actor: Actor::parse("alice").unwrap(),
+        actor: Actor::parse(actor).unwrap(),
         scope: scope.to_owned(),
         ttl_s: 3600,
     };

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::world::*;
+use crate::run::approval::Verdict;
 use crate::run::ask::Ask;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -104,7 +105,9 @@ fn b096_a_sample_that_somebody_must_approve_is_refused_and_nothing_is_reserved()
     let mut run = calling(&["charge"], json!({ "max_tokens": 1000 }), sampling);
     let left = run.tokens_left();
     let commit = decide(&mut run, sample_asked(0, 10));
-    assert_eq!(decisions(&commit), ["refused approval-refused"]);
+    assert_eq!((kinds(&commit), run.tokens_left()), (vec!["approval-requested"], left));
+    let denied = vote_on(&run, 0, "bob", Verdict::Deny, None);
+    assert_eq!(decisions(&decide(&mut run, denied)), ["refused approval-refused"]);
     assert_eq!((run.tokens_left(), run.head.state.usage.model_requests), (left, 1));
 }
 

@@ -65,3 +65,15 @@ fn field_a080_each_started_call_has_its_end_before_the_run_ends_however_it_ends(
     apply(&mut run, Fact::LegBegan, NOW).unwrap();
     assert_eq!(stages(&run), ["indeterminate", "failed"]);
 }
+
+#[test]
+fn b102_an_output_schema_is_kept_with_the_tool_and_the_run_does_not_check_the_result_again() {
+    let mut run = begun();
+    let schema = serde_json::json!({ "type": "object", "required": ["receipt"] });
+    run.binding.tools[0].output_schema = Some(schema.clone());
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    // The connection took this for a result that fits. Nobody judges it twice.
+    apply(&mut run, done(key(1, 0)), NOW).unwrap();
+    assert_eq!((stages(&run), run.binding.tools[0].output_schema.as_ref()), (vec!["completed"], Some(&schema)));
+}

@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 
 use serde_json::json;
+use uuid::Uuid;
 
 use super::world::*;
 use crate::run::apply;
+use crate::run::approval::Verdict;
 use crate::run::ask::Ask;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
@@ -39,6 +41,10 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let asking = after(out.clone(), vec![input, sample_asked(0, 10)]);
     let waiting = after(out, vec![required(0, vec![("a", form())])]);
     let answered = after(waiting.clone(), vec![answer("input_1")]);
+    let mut gated = asked.clone();
+    need_approval(&mut gated, &["charge"]);
+    let gated = after(gated.clone(), vec![ended(&gated, turn("", &[("call_1", "charge")]))]);
+    let approved = after(gated.clone(), vec![vote_on(&gated, 0, "bob", Verdict::Approve, None)]);
     vec![
         ("queued", new_run(json!({}), false).0),
         ("asking", asked.clone()),
@@ -59,6 +65,8 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("server asks", asking),
         ("waiting for input", waiting),
         ("input given", reloaded(&answered)),
+        ("approval asked", gated),
+        ("approved", reloaded(&approved)),
         ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
         ("cancelled", after(calling, vec![Fact::Cancelled])),
     ]
@@ -67,6 +75,8 @@ fn states() -> Vec<(&'static str, Envelope)> {
 fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
     let changed = binding(&["charge"]);
     let text = Part::TextDelta { text: "a".to_owned(), offset: 0 };
+    let open = run.head.state.approvals.open.first().map_or(Uuid::nil(), |open| open.approval.id);
+    let vote = |verdict| vote_of(open, "bob", verdict, None);
     let error = || RunError::new("model-error", "no");
     vec![
         ("leg began", Fact::LegBegan),
@@ -100,6 +110,9 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("input closed", Fact::InputClosed { input_id: "input_1".to_owned(), reason: "expired" }),
         ("sample asked", sample_asked(0, 10)),
         ("sample made", made(1)),
+        ("voted, approve", vote(Verdict::Approve)),
+        ("voted, deny", vote(Verdict::Deny)),
+        ("approval expired", Fact::ApprovalExpired { approval: open }),
         ("cancelled", Fact::Cancelled),
     ]
 }

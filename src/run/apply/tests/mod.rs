@@ -1,5 +1,6 @@
 //! The rules, on values only.
 
+mod approvals;
 mod asks;
 mod catalogs;
 mod ends;

@@ -1,18 +1,19 @@
 //! Random runs that crash at every commit: the promises hold, and every run can end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
+use crate::run::approval::{ApprovalStatus, Subject, Verdict};
 use crate::run::ask::Ask;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
-use crate::run::fact::{Fact, Resolution, SampleEnd};
-use crate::run::ids::CallKey;
+use crate::run::fact::{Fact, Resolution, Ruling, SampleEnd};
+use crate::run::ids::{CallId, CallKey};
 use crate::run::message::{Content, Role};
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
@@ -45,12 +46,16 @@ struct World {
     turns_paid: u32,
     events: i64,
     results: u32,
+    /// Calls that people were asked about, and those that they approved.
+    gated: HashSet<(u32, CallId)>,
+    approved: HashSet<(u32, CallId)>,
 }
 
 impl World {
     fn new() -> Self {
         let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
         let_ask(&mut run, small());
+        need_approval(&mut run, &["put"]);
         run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
             stored: run.clone(),
@@ -60,6 +65,8 @@ impl World {
             turns_paid: 0,
             events: 0,
             results: 0,
+            gated: HashSet::new(),
+            approved: HashSet::new(),
         };
         world.check_commit(&commit);
         world
@@ -90,6 +97,14 @@ impl World {
             return;
         }
         self.check_commit(&commit);
+        for approval in &commit.approvals {
+            let call = (approval.turn, approval.call_id.clone());
+            match approval.status {
+                ApprovalStatus::Pending => self.gated.insert(call),
+                ApprovalStatus::Approved => self.approved.insert(call),
+                ApprovalStatus::Denied | ApprovalStatus::Escalated | ApprovalStatus::Cancelled => false,
+            };
+        }
         self.turns_paid += u32::from(asked);
         assert_eq!(decided.head.state.turns, self.turns_paid, "a committed turn is never paid for again");
         self.stored = decided.clone();
@@ -111,6 +126,8 @@ impl World {
 
     fn happens(&mut self, key: CallKey) {
         let call = self.memory.calls.iter().find(|call| call.key == key).unwrap();
+        let named = (key.turn, call.call_id.clone());
+        assert!(!self.gated.contains(&named) || self.approved.contains(&named), "sent without an approval");
         let times = self.effects.entry(key).or_insert(0);
         *times += 1;
         let allowed = if is_harmless(call) { 3 } else { 1 } + self.allowed.get(&key).copied().unwrap_or(0);
@@ -175,6 +192,7 @@ impl World {
             Step::Cancel => self.step(Fact::Cancelled, dies),
             Step::Rest if self.memory.head.status.is_terminal() => {}
             Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
+            Step::Rest if pick % 3 != 2 && !self.memory.head.state.approvals.open.is_empty() => self.vote(pick, dies),
             Step::Rest if self.memory.undecided().next().is_none() && self.memory.waits_for_person() => {
                 self.answer(pick, dies);
             }
@@ -237,6 +255,24 @@ impl World {
         }
     }
 
+    /// Somebody votes, or the time is over.
+    fn vote(&mut self, pick: usize, dies: u8) {
+        let at = pick % self.memory.head.state.approvals.open.len();
+        let open = &self.memory.head.state.approvals.open[at];
+        let fact = match pick % 7 {
+            0 => Fact::ApprovalExpired { approval: open.approval.id },
+            1 => vote_on(&self.memory, at, "bob", Verdict::Deny, None),
+            2 => {
+                let target = self.memory.calls.iter().find(|call| call.key == open.call).unwrap().target.clone();
+                let changed =
+                    Ruling::Admit { target: target.unwrap(), input: json!({"amount": 3}), judged: Box::default() };
+                vote_on(&self.memory, at, "bob", Verdict::Approve, Some(changed))
+            }
+            _ => vote_on(&self.memory, at, "bob", Verdict::Approve, None),
+        };
+        self.step(fact, dies);
+    }
+
     /// A sample that a stored question waits for.
     fn sample(&mut self, pick: usize, dies: u8) {
         if let Some(reserved) = self.memory.head.state.asks.reserved.first() {
@@ -262,6 +298,11 @@ impl World {
                 None => matches!(call.stage, Stage::Executing { .. }),
             };
             assert!(lives, "a question outlived its call: {open:?}");
+        }
+        for call in &self.memory.calls {
+            let mut open = self.memory.head.state.approvals.open.iter();
+            let asked = open.any(|open| open.call == call.key && open.subject == Subject::Call);
+            assert_eq!(asked, matches!(call.stage, Stage::Proposed), "what waits has its question: {call:?}");
         }
         let rests = next(&self.memory) == Step::Rest;
         assert!(!rests || asks.reserved.is_empty(), "a run that rests has nothing reserved");

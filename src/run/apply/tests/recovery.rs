@@ -295,6 +295,46 @@ fn field_a006_a_repeat_that_did_not_arrive_says_nothing_of_the_first_attempt() {
 }
 
 #[test]
+fn b211_b213_a_call_that_was_turned_away_is_sent_again_once_and_says_so_before_it_leaves() {
+    let away = |key| Fact::CallEnded {
+        key,
+        outcome: Outcome::TurnedAway(ToolError::new("mcp-refused", "HTTP 404. It was not executed.")),
+    };
+    // An action that nobody may repeat: it was not executed, and its second attempt is an attempt like any other.
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    let commit = apply(&mut run, away(key(1, 0)), NOW).unwrap();
+    assert_eq!((kinds(&commit), commit.sends.len()), (vec!["part", "tool-started"], 1));
+    assert_eq!((run.calls[0].attempt, run.calls[0].turned_away, stages(&run)), (2, 1, vec!["executing"]));
+    let warning = &run.head.state.warnings[0];
+    assert_eq!(warning.code.as_deref(), Some("mcp-call-sent-again"));
+    // Turned away again it has failed, and the model may know: no attempt of it was executed.
+    let mut again = run.clone();
+    apply(&mut again, away(key(1, 0)), NOW).unwrap();
+    assert_eq!((stages(&again), next(&again)), (vec!["failed"], Step::AskModel));
+    // Lost at its second attempt it waits for a person, as at the first.
+    apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    assert_eq!((run.head.status, run.undecided().count()), (HELD, 1));
+    // A repeat that is turned away says nothing of the first attempt, whatever the next one ends with.
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "put")]));
+    apply(&mut run, fact, NOW).unwrap();
+    apply(&mut run, unknown(key(1, 0)), NOW).unwrap();
+    apply(&mut run, away(key(1, 0)), NOW).unwrap();
+    assert_eq!((run.calls[0].attempt, stages(&run)), (3, vec!["executing"]));
+    apply(&mut run, away(key(1, 0)), NOW).unwrap();
+    assert_ne!(stages(&run), ["failed"]);
+    // A run that is cancelled sends nothing again.
+    let mut run = begun();
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    run.leg = Leg::Cancelling;
+    let commit = apply(&mut run, away(key(1, 0)), NOW).unwrap();
+    assert_eq!((kinds(&commit), stages(&run)), (vec!["tool-output"], vec!["failed"]));
+}
+
+#[test]
 fn b019_receipts_events_and_resume_do_not_depend_on_the_backend() {
     let lived = |backend: Backend| {
         let mut run = begun();

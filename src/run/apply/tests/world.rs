@@ -7,13 +7,14 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::run::apply::{NewRun, admit};
+use crate::run::approval::{Requirement, Verdict, Voter};
 use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
 use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
 use crate::run::call::{Call, Task};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::Progress;
-use crate::run::fact::{CallRef, Fact, InputAnswer, Reconciliation, Resolution, Resume, Ruling, SampleEnd};
+use crate::run::fact::{CallRef, CastVote, Fact, InputAnswer, Reconciliation, Resolution, Resume, Ruling, SampleEnd};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
 use crate::run::outcome::{Answer, Outcome, ToolError};
@@ -88,8 +89,21 @@ pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
 /// The gate of this world: known tools are admitted.
 pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
     let rule = |call: &WrittenCall| match envelope.binding.tool(&call.tool) {
-        Some(tool) => Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}) },
-        None => Ruling::Reject { rule: "unknown-tool".to_owned(), reason: "no such tool".to_owned(), input: json!({}) },
+        Some(tool) if tool.needs_approval => Ruling::Ask {
+            target: envelope.binding.target(tool),
+            input: json!({"amount": 5}),
+            judged: Box::default(),
+            requirement: Box::new(Requirement::of_declaration(&tool.name)),
+        },
+        Some(tool) => {
+            Ruling::Admit { target: envelope.binding.target(tool), input: json!({"amount": 5}), judged: Box::default() }
+        }
+        None => Ruling::Reject {
+            rule: "unknown-tool".to_owned(),
+            reason: "no such tool".to_owned(),
+            input: json!({}),
+            judged: Box::default(),
+        },
     };
     let rulings = turn.calls.iter().map(rule).collect();
     Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
@@ -166,6 +180,27 @@ pub(super) fn stages(envelope: &Envelope) -> Vec<&'static str> {
 
 pub(super) fn kinds(commit: &Commit) -> Vec<&'static str> {
     commit.events.iter().map(|event| event.body.kind()).collect()
+}
+
+/// Declares that calls of these tools need an approval.
+pub(super) fn need_approval(run: &mut Envelope, tools: &[&str]) {
+    for tool in run.binding.tools.iter_mut().filter(|tool| tools.contains(&tool.name.as_str())) {
+        tool.needs_approval = true;
+    }
+}
+
+/// A vote on the n-th approval that is open.
+pub(super) fn vote_on(run: &Envelope, at: usize, actor: &str, verdict: Verdict, ruling: Option<Ruling>) -> Fact {
+    vote_of(run.head.state.approvals.open[at].approval.id, actor, verdict, ruling)
+}
+
+pub(super) fn vote_of(approval: Uuid, actor: &str, decision: Verdict, ruling: Option<Ruling>) -> Fact {
+    let arguments = ruling.as_ref().map(|ruling| match ruling {
+        Ruling::Admit { input, .. } | Ruling::Ask { input, .. } | Ruling::Reject { input, .. } => input.clone(),
+    });
+    let voter = Voter { actor: Actor::parse(actor).unwrap(), scopes: vec![] };
+    let cast = CastVote { voter, approval, decision, comment: None, arguments };
+    Fact::Voted { cast: Box::new(cast), ruling: ruling.map(Box::new) }
 }
 
 /// Lets the servers of a run ask people, and have this model asked.

@@ -1,0 +1,155 @@
+//! What a manifest says, and a run's inline fields: the same fields, checked by the same functions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::create::check_limits;
+use super::faults::{Faults, LATER};
+use super::request::{EntryRequest, LimitsRequest};
+use super::{Asker, CommandError, Commands};
+use crate::run::limits::Limits;
+use crate::run::policy::Policy;
+use crate::run::spec::{CatalogPolicy, McpEntry, ModelSpec};
+use crate::secrets::RunSecrets;
+
+/// A version of an agent: the inline fields of a run.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AgentManifest {
+    /// The model that is asked.
+    pub model: ModelSpec,
+    /// The system prompt.
+    pub instructions: Option<String>,
+    /// The MCP servers whose tools are offered.
+    pub mcp: Option<Vec<EntryRequest>>,
+    /// Worker and client tools: not in this version.
+    pub tools: Option<Vec<Value>>,
+    /// Rules for calls, for what goes wrong with them, and for limits.
+    #[schema(max_items = 100)]
+    pub policies: Option<Vec<Policy>>,
+    /// What a hot refresh of a changed catalog does.
+    pub on_catalog_change: Option<CatalogPolicy>,
+    /// The publisher's own revision of what cannot be fingerprinted.
+    #[schema(max_length = 255)]
+    pub binding_id: Option<String>,
+    /// What a run may use over its whole life; a run can only have less.
+    pub limits: Option<LimitsRequest>,
+    /// JSON Schema of a structured final answer: not in this version.
+    pub output_schema: Option<Value>,
+    /// Names of the run-scoped secrets that a run must bring.
+    #[schema(max_items = 32)]
+    pub secrets: Option<Vec<String>>,
+}
+
+/// The fields of a run that are declared: inline, or by the manifest of the version that it is made of.
+pub(super) struct Declaring {
+    pub(super) model: ModelSpec,
+    pub(super) instructions: Option<String>,
+    pub(super) mcp: Vec<EntryRequest>,
+    pub(super) tools: Vec<Value>,
+    pub(super) policies: Vec<Policy>,
+    pub(super) on_catalog_change: Option<CatalogPolicy>,
+    pub(super) binding_id: Option<String>,
+    pub(super) limits: LimitsRequest,
+    pub(super) output_schema: Option<Value>,
+}
+
+impl From<AgentManifest> for Declaring {
+    fn from(manifest: AgentManifest) -> Self {
+        Self {
+            model: manifest.model,
+            instructions: manifest.instructions,
+            mcp: manifest.mcp.unwrap_or_default(),
+            tools: manifest.tools.unwrap_or_default(),
+            policies: manifest.policies.unwrap_or_default(),
+            on_catalog_change: manifest.on_catalog_change,
+            binding_id: manifest.binding_id,
+            limits: manifest.limits.unwrap_or_default(),
+            output_schema: manifest.output_schema,
+        }
+    }
+}
+
+/// Declared fields that all mean something.
+pub(super) struct Declared {
+    pub(super) model: ModelSpec,
+    pub(super) instructions: Option<String>,
+    pub(super) entries: Vec<McpEntry>,
+    pub(super) policies: Vec<Policy>,
+    pub(super) on_catalog_change: CatalogPolicy,
+    pub(super) binding_id: Option<String>,
+    pub(super) limits: Limits,
+}
+
+impl Commands {
+    /// Checks what is declared. `secrets` are the run's own, or those that a run must bring, without their values.
+    pub(super) async fn check_declared(
+        &self,
+        asker: &Asker,
+        declaring: Declaring,
+        secrets: &RunSecrets,
+        faults: &mut Faults,
+    ) -> Result<Declared, CommandError> {
+        faults.require(declaring.output_schema.is_none(), "/output_schema", LATER);
+        faults.require(declaring.tools.is_empty(), "/tools", LATER);
+        self.check_model(asker, &declaring.model, Some(secrets), "/model", faults).await?;
+        let limits = check_limits(declaring.limits, &Limits::default(), faults);
+        let entries = self.check_entries(asker, declaring.mcp, Some(secrets), faults).await?;
+        self.check_policies(&declaring.policies, &entries, faults).await?;
+        Ok(Declared {
+            model: declaring.model,
+            instructions: declaring.instructions,
+            entries,
+            policies: declaring.policies,
+            on_catalog_change: declaring.on_catalog_change.unwrap_or_default(),
+            binding_id: declaring.binding_id,
+            limits,
+        })
+    }
+
+    /// Checks a manifest, whose secrets nobody has brought yet.
+    pub(super) async fn check_manifest(
+        &self,
+        asker: &Asker,
+        manifest: AgentManifest,
+        faults: &mut Faults,
+    ) -> Result<Declared, CommandError> {
+        let mut secrets = RunSecrets::new();
+        for (index, name) in manifest.secrets.iter().flatten().enumerate() {
+            let at = format!("/secrets/{index}");
+            faults.require(is_secret_name(name), &at, SECRET_NAME);
+            faults.require(!secrets.has(name), &at, "stands here twice");
+            secrets.insert(name.clone(), None);
+        }
+        self.check_declared(asker, manifest.into(), &secrets, faults).await
+    }
+}
+
+/// What the name of a run-scoped secret must be.
+pub(super) const SECRET_NAME: &str = "names have 1 to 64 visible ASCII characters";
+
+pub(super) fn is_secret_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= 64 && name.chars().all(|c| c.is_ascii_graphic())
+}
+
+/// A run brings the secrets that its agent asks for, and no others: one that the manifest does not know could only stand
+/// in the place of another of its name.
+pub(super) fn check_brought(asked: &[String], brought: &RunSecrets, faults: &mut Faults) {
+    for name in asked.iter().filter(|name| !brought.has(name)) {
+        faults.add(format!("/secrets/{}", escaped(name)), "is needed by the agent");
+    }
+    let asked: BTreeSet<&String> = asked.iter().collect();
+    let unknown: BTreeMap<&String, ()> =
+        brought.opened().filter(|(name, _)| !asked.contains(name)).map(|(name, _)| (name, ())).collect();
+    for name in unknown.into_keys() {
+        faults.add(format!("/secrets/{}", escaped(name)), "is not one that the agent asks for");
+    }
+}
+
+/// A member's name in a JSON Pointer.
+pub(super) fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}

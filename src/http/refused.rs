@@ -1,0 +1,55 @@
+//! Refusals of the core as problems.
+
+use http::StatusCode;
+use serde_json::json;
+
+use super::links;
+use super::problem::{Problem, conflict, internal};
+use crate::run::binding::Drift;
+use crate::run::ids::RunId;
+use crate::run::refusal::Refusal;
+
+pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
+    let (code, detail) = (refusal.code(), refusal.to_string());
+    match refusal {
+        Refusal::RunActive => conflict(code, "The run is active", detail).linked(links::of_active(run)),
+        Refusal::RunTerminal => {
+            conflict(code, "The run has ended", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
+        Refusal::BindingChanged => {
+            conflict(code, "Another binding", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
+        Refusal::CatalogChanged(drift) => {
+            drifted(conflict(code, "The MCP tools changed", detail), drift).linked(links::of_drift(run))
+        }
+        Refusal::CatalogChangedInFlight { drift, calls } => {
+            let calls: Vec<&str> = calls.iter().map(crate::run::ids::CallId::as_str).collect();
+            drifted(conflict(code, "The MCP tools changed", detail).with("calls", json!(calls)), drift)
+                .linked(links::of_active(run))
+        }
+        Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
+        Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
+            .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
+        Refusal::AlreadyAnswered => {
+            conflict(code, "The question is closed", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
+        Refusal::AlreadyDecided(_) => {
+            conflict(code, "The approval is decided", detail).linked(run.map(links::to_run).into_iter().collect())
+        }
+        Refusal::NoApproval(_) => conflict(code, "No such approval", detail).linked(links::of_approvals(run)),
+        Refusal::AlreadyVoted => conflict(code, "One vote an actor", detail).linked(links::of_approvals(run)),
+        Refusal::NotAnApprover => {
+            Problem::new(StatusCode::FORBIDDEN, code, "Not an approver", detail).linked(links::of_approvals(run))
+        }
+        Refusal::ArgumentsFixed => conflict(code, "The arguments are fixed", detail),
+        Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
+        Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
+            .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),
+        Refusal::NothingDecided => conflict(code, "Nothing is decided", detail),
+        Refusal::Impossible(cause) => internal(cause),
+    }
+}
+
+fn drifted(problem: Problem, drift: Drift) -> Problem {
+    problem.with("added", drift.added).with("removed", drift.removed).with("changed", drift.changed)
+}

@@ -1,0 +1,335 @@
+//! One compiled expression: what is refused when it is stored, and what it says of an input.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
+use cel::extractors::This;
+use cel::{Context, Env, ExecutionError, ParseErrors, Value as CelValue};
+use regex::{Regex, RegexBuilder};
+use serde_json::{Map, Value};
+
+use super::value::{Budget, to_cel};
+use super::walk::children;
+use super::{Roots, SOURCE_MAX};
+use crate::run::policy::Found;
+
+/// Deepest nesting of brackets.
+const BRACKETS_MAX: usize = 32;
+
+/// Largest compiled pattern of `matches`, in bytes.
+const PATTERN_BYTES: usize = 256 * 1024;
+
+/// Functions that expressions may call, beside operators.
+const FUNCTIONS: [&str; 12] = [
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "int",
+    "uint",
+    "double",
+    "string",
+    "bytes",
+    "type",
+    "dyn",
+];
+
+/// Operators, by their names in the tree.
+const OPERATORS: [&str; 17] = [
+    operators::CONDITIONAL,
+    operators::LOGICAL_AND,
+    operators::LOGICAL_OR,
+    operators::LOGICAL_NOT,
+    operators::SUBSTRACT,
+    operators::ADD,
+    operators::MULTIPLY,
+    operators::DIVIDE,
+    operators::MODULO,
+    operators::EQUALS,
+    operators::NOT_EQUALS,
+    operators::GREATER_EQUALS,
+    operators::LESS_EQUALS,
+    operators::GREATER,
+    operators::LESS,
+    operators::NEGATE,
+    operators::INDEX,
+];
+
+/// What stands in the tree where people wrote something else: `in`, and the parts of a walk through a list.
+const INNER: [&str; 2] = [operators::IN, operators::NOT_STRICTLY_FALSE];
+
+/// Names of types, as `type(x)` gives them.
+const TYPES: [&str; 8] = ["int", "uint", "double", "string", "bytes", "bool", "list", "map"];
+
+/// Every root that there is.
+const ROOTS: [&str; 4] = ["args", "tool", "run", "trigger"];
+
+/// A compiled expression.
+pub(super) struct Program {
+    program: cel::Program,
+    patterns: Arc<BTreeMap<String, Regex>>,
+    /// What it looks at: each root with the members that it names; `None` where it looks at the whole root.
+    reads: BTreeMap<String, Option<BTreeSet<String>>>,
+}
+
+impl Program {
+    /// Compiles an expression, or says what is wrong with it and where.
+    pub(super) fn compile(env: &Env, source: &str) -> Result<Self, String> {
+        if source.len() > SOURCE_MAX {
+            return Err(format!("an expression has at most {SOURCE_MAX} bytes, this one {}", source.len()));
+        }
+        if let Some(at) = too_deep(source) {
+            return Err(format!("{}: brackets nest deeper than {BRACKETS_MAX} levels", place(source, at)));
+        }
+        let program = env.compile(source).map_err(|errors| parse_fault(&errors))?;
+        let mut check = Check { source, program: &program, patterns: BTreeMap::new(), reads: BTreeMap::new() };
+        check.look(program.expression(), &mut Vec::new(), None)?;
+        let (patterns, reads) = (Arc::new(check.patterns), check.reads);
+        Ok(Self { program, patterns, reads })
+    }
+
+    /// Whether it looks at nothing that is not there.
+    pub(super) fn looks_only_at(&self, roots: Roots) -> Result<(), String> {
+        let there = roots.names();
+        match self.reads.keys().find(|name| !there.contains(&name.as_str())) {
+            Some(other) => Err(format!("there is no {other:?} where this rule applies; there is {}", there.join(", "))),
+            None => Ok(()),
+        }
+    }
+
+    /// What it says of an input.
+    pub(super) fn evaluate(&self, env: &Arc<Env>, input: &Map<String, Value>, trigger: &str) -> Found {
+        match self.run(env, input, trigger) {
+            Ok(CelValue::Bool(says)) => {
+                if says {
+                    Found::Yes
+                } else {
+                    Found::No
+                }
+            }
+            Ok(other) => {
+                Found::Failed(format!("it says neither true nor false but a value of type {}", other.type_of()))
+            }
+            Err(fault) => Found::Failed(fault),
+        }
+    }
+
+    fn run(&self, env: &Arc<Env>, input: &Map<String, Value>, trigger: &str) -> Result<CelValue, String> {
+        let mut context = Context::with_env(Arc::clone(env));
+        let mut budget = Budget::default();
+        for (root, members) in &self.reads {
+            let value = match (root.as_str(), input.get(root), members) {
+                ("trigger", _, _) => CelValue::from(trigger),
+                (_, None, _) => continue,
+                (_, Some(Value::Object(whole)), Some(members)) => {
+                    let named = whole.iter().filter(|(name, _)| members.contains(*name));
+                    budget.object(named, root)?
+                }
+                (_, Some(whole), _) => to_cel(whole, root, &mut budget)?,
+            };
+            context.add_variable_from_value(root.as_str(), value);
+        }
+        let patterns = Arc::clone(&self.patterns);
+        let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| -> Result<bool, ExecutionError> {
+            let compiled = patterns.get(pattern.as_str());
+            let compiled = compiled.ok_or_else(|| ExecutionError::function_error("matches", "unknown pattern"))?;
+            Ok(compiled.is_match(&text))
+        };
+        context.add_function("matches", matches).map_err(|fault| fault.to_string())?;
+        self.program.execute(&context).map_err(|error| describe(&error))
+    }
+}
+
+/// Looks at every part of an expression.
+struct Check<'a> {
+    source: &'a str,
+    program: &'a cel::Program,
+    patterns: BTreeMap<String, Regex>,
+    reads: BTreeMap<String, Option<BTreeSet<String>>>,
+}
+
+/// A walk through a list that surrounds a part: its accumulator, and whether it makes a list.
+#[derive(Clone, Copy)]
+struct Loop<'a> {
+    accumulator: &'a str,
+    makes_list: bool,
+}
+
+impl<'a> Check<'a> {
+    fn look(&mut self, expr: &'a IdedExpr, scope: &mut Vec<&'a str>, within: Option<Loop<'a>>) -> Result<(), String> {
+        match &expr.expr {
+            Expr::Ident(name) => return self.name(expr, name, None, scope),
+            Expr::Select(select) => {
+                if let Expr::Ident(name) = &select.operand.expr {
+                    return self.name(expr, name, Some(&select.field), scope);
+                }
+            }
+            Expr::Call(call) => return self.call(expr, call, scope, within),
+            Expr::Comprehension(walk) => {
+                if within.is_some() {
+                    return Err(self.fault(expr, "lists cannot be walked inside of each other"));
+                }
+                self.look(&walk.iter_range, scope, within)?;
+                let names = std::iter::once(&walk.iter_var).chain(&walk.iter_var2);
+                if let Some(root) = names.clone().find(|name| ROOTS.contains(&name.as_str())) {
+                    return Err(self.fault(expr, &format!("{root:?} is a root and cannot name an element")));
+                }
+                let before = scope.len();
+                scope.extend(names.map(String::as_str));
+                scope.push(&walk.accu_var);
+                let makes_list = matches!(walk.accu_init.expr, Expr::List(_));
+                let inside = Some(Loop { accumulator: &walk.accu_var, makes_list });
+                for part in [&walk.accu_init, &walk.loop_cond, &walk.loop_step, &walk.result] {
+                    self.look(part, scope, inside)?;
+                }
+                scope.truncate(before);
+                return Ok(());
+            }
+            Expr::Struct(_) => return Err(self.fault(expr, "there are no message types")),
+            Expr::Unspecified | Expr::List(_) | Expr::Literal(_) | Expr::Map(_) => {}
+        }
+        for part in children(expr) {
+            self.look(part, scope, within)?;
+        }
+        Ok(())
+    }
+
+    /// A name that is read, with the member that is read of it.
+    fn name(&mut self, expr: &IdedExpr, name: &str, member: Option<&str>, scope: &[&str]) -> Result<(), String> {
+        if scope.contains(&name) {
+            return Ok(());
+        }
+        if !ROOTS.contains(&name) {
+            let is_type = member.is_none() && TYPES.contains(&name);
+            let unknown = format!("there is no {name:?}; there is {}", ROOTS.join(", "));
+            return if is_type { Ok(()) } else { Err(self.fault(expr, &unknown)) };
+        }
+        match (self.reads.entry(name.to_owned()).or_insert_with(|| Some(BTreeSet::new())), member) {
+            (Some(members), Some(member)) => {
+                members.insert(member.to_owned());
+            }
+            (whole, None) => *whole = None,
+            (None, Some(_)) => {}
+        }
+        Ok(())
+    }
+
+    fn call(
+        &mut self,
+        expr: &'a IdedExpr,
+        call: &'a CallExpr,
+        scope: &mut Vec<&'a str>,
+        within: Option<Loop<'a>>,
+    ) -> Result<(), String> {
+        let name = call.func_name.as_str();
+        let is_operator = OPERATORS.contains(&name) || INNER.contains(&name);
+        if !is_operator && !FUNCTIONS.contains(&name) {
+            let known = FUNCTIONS.join(", ");
+            return Err(self.fault(expr, &format!("there is no function {name:?}; there is {known}")));
+        }
+        // A list of texts that grow would cost more memory than its arguments have.
+        if name == operators::ADD && within.is_some_and(|within| within.makes_list && !accumulates(call, within)) {
+            return Err(self.fault(expr, "`+` cannot stand inside of map or filter"));
+        }
+        if name == "matches" {
+            self.pattern(expr, call)?;
+        }
+        for part in call.target.as_deref().into_iter().chain(&call.args) {
+            self.look(part, scope, within)?;
+        }
+        Ok(())
+    }
+
+    /// Patterns are compiled once, with the expression.
+    fn pattern(&mut self, expr: &IdedExpr, call: &CallExpr) -> Result<(), String> {
+        let literal = call.args.last().and_then(|last| match &last.expr {
+            Expr::Literal(LiteralValue::String(text)) => Some(text.inner().to_owned()),
+            _ => None,
+        });
+        let count = call.args.len() + usize::from(call.target.is_some());
+        let Some(text) = literal.filter(|_| count == 2) else {
+            return Err(self.fault(expr, "`matches` takes a text and a pattern that is written out"));
+        };
+        let compiled = RegexBuilder::new(&text).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
+        let compiled = compiled.map_err(|fault| {
+            let words = fault.to_string();
+            let last = words.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            self.fault(expr, &format!("the pattern cannot be used: {last}"))
+        })?;
+        self.patterns.insert(text, compiled);
+        Ok(())
+    }
+
+    fn fault(&self, expr: &IdedExpr, says: &str) -> String {
+        match self.program.source_info().offset_for(expr.id) {
+            Some((start, _)) => format!("{}: {says}", place(self.source, usize::try_from(start).unwrap_or(0))),
+            None => says.to_owned(),
+        }
+    }
+}
+
+/// Whether this is the addition by which a walk gathers its list, not one that somebody wrote.
+fn accumulates(call: &CallExpr, within: Loop<'_>) -> bool {
+    call.args.first().is_some_and(|first| matches!(&first.expr, Expr::Ident(name) if name == within.accumulator))
+}
+
+/// Line and column of a character, from 1.
+fn place(source: &str, at: usize) -> String {
+    let before: Vec<char> = source.chars().take(at).collect();
+    let line = before.iter().filter(|c| **c == '\n').count() + 1;
+    let column = before.iter().rev().take_while(|c| **c != '\n').count() + 1;
+    format!("line {line}, column {column}")
+}
+
+/// Where brackets nest too deep, counted in characters. Those in texts count too: that errs on the safe side only.
+fn too_deep(source: &str) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (at, c) in source.chars().enumerate() {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > BRACKETS_MAX {
+            return Some(at);
+        }
+    }
+    None
+}
+
+fn parse_fault(errors: &ParseErrors) -> String {
+    let said = errors.errors.first().map(|error| {
+        let (line, column) = (error.pos.0.max(1), error.pos.1.max(1));
+        let words = error.msg.trim_start_matches("Syntax error: ");
+        format!("line {line}, column {column}: {words}")
+    });
+    said.unwrap_or_else(|| "it is not an expression".to_owned())
+}
+
+/// Why an expression could not be evaluated, without values: they may be long, and are told elsewhere.
+fn describe(error: &ExecutionError) -> String {
+    match error {
+        ExecutionError::NoSuchKey(key) => format!("there is no field {key:?}"),
+        ExecutionError::UndeclaredReference(name) => format!("there is no {name:?}"),
+        ExecutionError::NoSuchOverload(overload) => overload.to_string(),
+        ExecutionError::DivisionByZero(_) => "it divides by zero".to_owned(),
+        ExecutionError::RemainderByZero(_) => "it takes a remainder by zero".to_owned(),
+        ExecutionError::Overflow(operator, ..) => format!("the result of {operator} is out of range"),
+        ExecutionError::IndexOutOfBounds(_) => "an index is out of bounds".to_owned(),
+        ExecutionError::ValuesNotComparable(left, right) => {
+            format!("{} and {} cannot be compared", left.type_of(), right.type_of())
+        }
+        ExecutionError::UnsupportedBinaryOperator(operator, left, right) => {
+            format!("{operator} does not take {} and {}", left.type_of(), right.type_of())
+        }
+        ExecutionError::UnexpectedType { got, want } => format!("a value is {got} where {want} is needed"),
+        ExecutionError::UnsupportedIndex(_, of) => format!("a value of type {} has no such member", of.type_of()),
+        ExecutionError::FunctionError { function, .. } => format!("{function} does not take this value"),
+        ExecutionError::InvalidArgumentCount { expected, actual } => {
+            format!("a function takes {expected} arguments and got {actual}")
+        }
+        _ => "a value has the wrong type".to_owned(),
+    }
+}

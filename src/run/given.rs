@@ -1,0 +1,42 @@
+//! What the model is given of the calls that it made: one result a call, in call order, whatever became of it.
+
+use serde_json::Value;
+
+use super::call::{Call, Stage};
+use super::message::Content;
+use super::outcome::Cause;
+use super::tool_result::{Told, told};
+use super::view::{ViewLimits, within};
+
+/// The results of a turn's calls. A call that is still open when they are given has no other result any more: the text
+/// says whether it was sent, and that it may have happened.
+pub fn results(calls: &[Call], view: ViewLimits) -> Vec<Content> {
+    let results: Vec<(&Call, Told, bool)> = calls.iter().map(result).collect();
+    let outputs: Vec<&Value> = results.iter().map(|(_, told, _)| &told.output).collect();
+    let share = view.share(&outputs);
+    let given = results.into_iter().map(|(call, told, is_error)| {
+        let (label, turn) = (&call.call_id, call.key.turn);
+        let whole = format!("The whole result is kept in the receipt of this call ({label}, turn {turn}).");
+        Content::ToolResult {
+            call_id: call.call_id.clone(),
+            tool: call.tool.clone(),
+            output: within(told.output, share, &whole),
+            is_error,
+            pictures: told.pictures,
+        }
+    });
+    given.collect()
+}
+
+/// What the model is told of a call, and whether it failed.
+fn result(call: &Call) -> (&Call, Told, bool) {
+    let text = |text: &str| Told { output: text.into(), ..Told::default() };
+    match &call.stage {
+        Stage::Completed { output, .. } => (call, told(output), false),
+        Stage::Rejected { reason, .. } => (call, text(reason), true),
+        Stage::Failed { error, .. } => (call, text(&error.message), true),
+        Stage::Proposed | Stage::Pending => (call, text("The run ended before this call was sent."), true),
+        Stage::Executing { .. } | Stage::Waiting { .. } => (call, text(Cause::LostResponse.message()), true),
+        Stage::Indeterminate { cause, .. } => (call, text(cause.message()), true),
+    }
+}
