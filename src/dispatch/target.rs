@@ -14,6 +14,7 @@ use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::binding::Binding;
 use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::run::json::sha256_hex;
 use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
 use crate::store::Claim;
@@ -35,6 +36,15 @@ pub(super) struct Target {
 }
 
 impl Target {
+    /// A mark of the place that is reached, whoever is told there by which headers. It says nothing of the address.
+    pub(super) fn place(&self) -> String {
+        let place = match &self.reached.endpoint {
+            Endpoint::Http(url) => format!("{}{}", url.origin().ascii_serialization(), url.path()),
+            Endpoint::Stdio(server) => format!("stdio {}", server.name),
+        };
+        sha256_hex(&place)
+    }
+
     /// Takes out what it was told until now: tokens are got while it is spoken to.
     pub(super) fn told(&self) -> Redactor {
         let spoken = self.reached.bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();

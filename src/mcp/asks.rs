@@ -245,7 +245,7 @@ pub(super) fn questions(result: &Value) -> Result<Questions, String> {
             asks.insert(name.clone(), read(method, params)?);
         }
     }
-    Ok(Questions { asks, state })
+    Ok(Questions { asks, state, place: None })
 }
 
 fn read(method: &str, params: &Value) -> Result<Ask, String> {

@@ -15,6 +15,7 @@ mod era;
 mod handshake;
 mod headers;
 mod ids;
+mod known;
 mod link;
 mod listen;
 mod listening;

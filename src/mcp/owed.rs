@@ -226,7 +226,9 @@ mod tests {
 
     #[test]
     fn a_wish_is_what_somebody_will_answer_or_what_takes_that_back() {
-        wish(json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" }), Some(Wish::Ask("p".into(), 43)));
+        let ping = json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" });
+        let bytes = ping.to_string().len();
+        wish(ping, Some(Wish::Ask("p".into(), bytes)));
         wish(json!({ "jsonrpc": "2.0", "id": 7, "result": { "method": "ping" } }), None);
         wish(json!({ "jsonrpc": "2.0", "id": { "a": 1 }, "method": "ping" }), None);
         wish(json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": {} }), None);

@@ -48,10 +48,10 @@ pub(super) type SseEvent = Result<Sse, SseError>;
 /// The client of one connection.
 #[derive(Clone)]
 pub(super) struct TrackedClient {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     http: EgressClient,
     url: Url,
     max_bytes: usize,
@@ -63,8 +63,8 @@ struct Shared {
     /// The ids of its calls in the era without sessions.
     ids: Ids,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
-    last_fault: Mutex<Option<(FaultKind, String)>>,
-    session_lost: AtomicBool,
+    pub(super) last_fault: Mutex<Option<(FaultKind, String)>>,
+    pub(super) session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
     /// Whether it let the question for its era pass in silence.
@@ -73,7 +73,7 @@ struct Shared {
     ears: Arc<Ears>,
     listening: Listening,
     /// What the server asked and has no answer to.
-    owed: Arc<Owed>,
+    pub(super) owed: Arc<Owed>,
     /// Where the token of every request comes from.
     bearer: Option<Bearer>,
 }
@@ -118,21 +118,6 @@ impl TrackedClient {
     /// The library may send the cancellation of this call again: it was told.
     pub(super) fn mark_told(&self, id: &Value) {
         self.shared.told.insert(id_text(id));
-    }
-
-    /// What the last failed request of the connection itself failed of.
-    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
-        self.shared.last_fault.lock().clone()
-    }
-
-    /// Whether the server said that it does not know our session any more.
-    pub(super) fn session_lost(&self) -> bool {
-        self.shared.session_lost.load(Ordering::Acquire)
-    }
-
-    /// Whether the server asked more than it may, and is not listened to any more.
-    pub(super) fn is_flooded(&self) -> bool {
-        self.shared.owed.is_flooded()
     }
 
     pub(super) fn ears(&self) -> &Ears {

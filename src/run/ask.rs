@@ -13,6 +13,7 @@ use super::history::Prompt;
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{Content, Message, Role};
 use super::result::Usage;
+use super::sampling::SampleCount;
 use super::spec::FinishReason;
 use super::time::Timestamp;
 
@@ -176,6 +177,8 @@ pub struct Questions {
     pub asks: BTreeMap<String, Ask>,
     /// What the server wants back untouched, when it sent that.
     pub state: Option<String>,
+    /// A mark of the place that asks: the replies go there and nowhere else.
+    pub place: Option<String>,
 }
 
 /// What a server asked about one call in its last round, kept in the receipt.
@@ -188,6 +191,9 @@ pub struct Asked {
     /// Given back byte for byte, and only if it was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// A mark of the place that asked, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 /// One question with its reply.
@@ -321,15 +327,6 @@ pub struct Reservation {
     pub tokens: u64,
 }
 
-/// How many samples the server of one call has asked for, refused ones among them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SampleCount {
-    /// The call.
-    pub call: CallKey,
-    /// How many.
-    pub samples: u32,
-}
-
 /// What servers ask of a run, and what their samples used.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Asks {
@@ -379,20 +376,6 @@ impl Asks {
         self.closed.push(closed);
         let excess = self.closed.len().saturating_sub(CLOSED_KEPT);
         self.closed.drain(..excess);
-    }
-
-    /// How many samples the server of this call has asked for.
-    pub fn samples_of(&self, call: CallKey) -> u32 {
-        self.counts.iter().find(|count| count.call == call).map_or(0, |count| count.samples)
-    }
-
-    /// Counts one more, and forgets the calls that are not open any more.
-    pub(super) fn count_sample(&mut self, call: CallKey, is_open: impl Fn(CallKey) -> bool) {
-        self.counts.retain(|count| is_open(count.call));
-        match self.counts.iter_mut().find(|count| count.call == call) {
-            Some(count) => count.samples = count.samples.saturating_add(1),
-            None => self.counts.push(SampleCount { call, samples: 1 }),
-        }
     }
 
     /// Tokens that are reserved now.

@@ -1,8 +1,10 @@
 //! Whether a server may have a model asked: policy, then approval, then the run's budget. In this order, and the first
 //! that refuses says why.
 
+use serde::{Deserialize, Serialize};
+
 use super::approval::{ApprovalRule, Requirement};
-use super::ask::SampleRequest;
+use super::ask::{Asks, SampleRequest};
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
 use super::ids::CallKey;
@@ -15,6 +17,31 @@ pub const MAX_SAMPLES: u32 = 64;
 pub const MAX_AT_ONCE: usize = 4;
 /// Samples of one run that are made at once.
 pub const MAX_AT_ONCE_IN_RUN: usize = 8;
+
+/// How many samples the server of one call has asked for, refused ones among them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCount {
+    /// The call.
+    pub call: CallKey,
+    /// How many.
+    pub samples: u32,
+}
+
+impl Asks {
+    /// How many samples the server of this call has asked for.
+    pub fn samples_of(&self, call: CallKey) -> u32 {
+        self.counts.iter().find(|count| count.call == call).map_or(0, |count| count.samples)
+    }
+
+    /// Counts one more, and forgets the calls that are not open any more.
+    pub(super) fn count_sample(&mut self, call: CallKey, is_open: impl Fn(CallKey) -> bool) {
+        self.counts.retain(|count| is_open(count.call));
+        match self.counts.iter_mut().find(|count| count.call == call) {
+            Some(count) => count.samples = count.samples.saturating_add(1),
+            None => self.counts.push(SampleCount { call, samples: 1 }),
+        }
+    }
+}
 
 /// Whether the server of this call has asked for as many samples as it may.
 pub fn is_spent(envelope: &Envelope, call: CallKey) -> bool {

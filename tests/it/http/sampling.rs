@@ -219,7 +219,7 @@ async fn b101_what_a_model_reports_beyond_its_reservation_is_seen_by_the_next_ad
     assert_eq!(decisions(&events), ["reserved", "made", "refused budget.tokens"]);
     assert_eq!(events[0]["reserved_tokens"], 124, "every byte may be a token");
     assert_eq!(run["usage"]["sampling"]["total_tokens"], 5_900, "{run:#}");
-    assert_eq!((run["status"].as_str(), run["reason"].as_str()), (Some("failed"), Some("budget.tokens")), "{run:#}");
+    assert_eq!((run["status"].as_str(), run["reason"].as_str()), (Some("stopped"), Some("budget.tokens")), "{run:#}");
 }
 
 async fn so_many_samples_are_made_at_once_and_a_call_gets_no_more_than_its_number(database: Database) {
