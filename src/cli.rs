@@ -90,9 +90,12 @@ async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToke
 /// # Errors
 /// With the setting or the part that does not work.
 pub fn serve(migrate: bool, file: Option<&Path>) -> anyhow::Result<()> {
-    let config = with_file(Config::from_env(&config::process_env)?, file)?;
+    let mut config = with_file(Config::from_env(&config::process_env)?, file)?;
     telemetry::start_logs(config.log, config.log_filter.as_deref())?;
-    for warning in config.warnings.iter().chain(&config::unknown_variables()) {
+    let files = config::raise_open_files();
+    tracing::info!(files, "open files that this process may have");
+    let cut = config.fit_open_files(files);
+    for warning in config.warnings.iter().chain(&cut).chain(&config::unknown_variables()) {
         tracing::warn!("{warning}");
     }
     #[cfg(debug_assertions)]
@@ -214,7 +217,7 @@ fn known_scopes(scope: &str) -> anyhow::Result<()> {
 /// When it does not print.
 pub fn config() -> anyhow::Result<()> {
     let mut text = Config::report(&config::process_env);
-    for warning in config::unknown_variables() {
+    for warning in config::unknown_variables().into_iter().chain(Config::unfitting(&config::process_env)) {
         text.extend(["\n", warning.as_str(), "\n"]);
     }
     print(&text)

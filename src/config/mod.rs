@@ -6,6 +6,7 @@ mod connections;
 mod dev;
 #[cfg(debug_assertions)]
 mod failpoints;
+mod files;
 mod keep;
 mod prices;
 mod reader;
@@ -30,6 +31,7 @@ use crate::run::money::Prices;
 use crate::secrets::KeyRing;
 pub use connections::McpConnections;
 use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
+pub use files::raise_open_files;
 pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;

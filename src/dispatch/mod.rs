@@ -33,12 +33,13 @@ use crate::run::ask::{Asked, Question};
 use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
-use crate::run::outcome::{Cause, Outcome, ToolError};
+use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::spec::McpEntry;
 use crate::schema::Schemas;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use registry::Registry;
+use target::place_of;
 use told::EverTold;
 
 /// A required server gave no catalog.
@@ -317,11 +318,19 @@ impl Dispatch {
         };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(target) => {
+                let place = place_of(&target);
+                if call.asked.as_ref().and_then(|asked| asked.place.as_ref()).is_some_and(|begun| *begun != place) {
+                    return moved(entry);
+                }
                 let told = target.told.clone();
                 let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| told.now().ask(ask));
                 let asks = entry.offers_asks().then(door);
                 let request = ToolRequest { progress: out.progress, asks, ..request };
-                self.pool.call(&caller.tenant, &target, request, out.cancel).await
+                let mut outcome = self.pool.call(&caller.tenant, &target, request, out.cancel).await;
+                if let Outcome::InputRequired(questions) = &mut outcome {
+                    questions.place = Some(place);
+                }
+                outcome
             }
             Err(why) => {
                 let message =
@@ -335,6 +344,17 @@ impl Dispatch {
     pub async fn release(&self, reader: &Claim) {
         self.pool.release_run(reader.uid, reader.fence).await;
     }
+}
+
+/// A server asked, and its name leads elsewhere now: what people answered was said to that server alone, and so was the
+/// state that it wants back. What it did until it asked stands, and nobody goes on with it.
+fn moved(entry: &McpEntry) -> Outcome {
+    let label = entry.label();
+    let message = format!(
+        "MCP server '{label}' was moved to another address while the call waited for input. What it asked for was not \
+         sent there, and the call was not finished."
+    );
+    Outcome::Answered(Answer::Failed { error: ToolError::new("mcp-server-moved", message), output: None })
 }
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {

@@ -15,6 +15,7 @@ use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::binding::Binding;
 use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::run::json::sha256_hex;
 use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
 use crate::store::Claim;
@@ -27,6 +28,15 @@ type Drive = (RunUid, Fence);
 
 /// How long a look at a server may take in all.
 const SIGHT_TIME: Duration = Duration::from_secs(15);
+
+/// A mark of the place that is reached, whoever is told there by which headers. It says nothing of the address.
+pub(super) fn place_of(target: &McpTarget) -> String {
+    let place = match &target.endpoint {
+        Endpoint::Http(url) => format!("{}{}", url.origin().ascii_serialization(), url.path()),
+        Endpoint::Stdio(server) => format!("stdio {}", server.name),
+    };
+    sha256_hex(&place)
+}
 
 impl Dispatch {
     /// # Errors

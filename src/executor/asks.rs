@@ -27,7 +27,7 @@ use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::{Fact, SampleEnd};
 use crate::run::ids::CallKey;
 use crate::run::refusal::Refusal;
-use crate::run::sampling::{Denial, rule};
+use crate::run::sampling::{Denial, has_room, rule};
 use crate::run::time::Timestamp;
 
 /// Questions that may queue before a server has to wait with its next.
@@ -37,7 +37,7 @@ const SAMPLE_MAX: Duration = Duration::from_mins(10);
 /// How long before its call a question ends at the most, so that the server can still answer the call.
 const MARGIN_MAX_MS: u64 = 5_000;
 
-type ReplyTo = oneshot::Sender<Result<Reply, AskRefusal>>;
+pub(super) type ReplyTo = oneshot::Sender<Result<Reply, AskRefusal>>;
 
 /// The questions of one drive.
 pub(super) struct Asks {
@@ -160,7 +160,7 @@ impl Drive<'_> {
         let wanted = self
             .envelope
             .wanted_samples()
-            .find(|(key, name, _)| is_new(*key, name))
+            .find(|(key, name, _)| is_new(*key, name) && has_room(&self.envelope, *key))
             .map(|(key, name, request)| (key, name.clone(), request.clone()));
         let Some((key, name, request)) = wanted else { return Ok(false) };
         if self.envelope.leg != Leg::Working {
@@ -239,8 +239,13 @@ impl Drive<'_> {
         Ok(())
     }
 
-    /// A server waits for a sample while its call is out.
-    async fn sample(&mut self, key: CallKey, request: SampleRequest, reply: ReplyTo) -> Result<(), Stopped> {
+    /// A server waits for a sample while its call is out, and there is room for it.
+    pub(super) async fn sample_now(
+        &mut self,
+        key: CallKey,
+        request: SampleRequest,
+        reply: ReplyTo,
+    ) -> Result<(), Stopped> {
         let out = |call: &&Call| call.key == key && matches!(call.stage, Stage::Executing { .. });
         let is_out = self.envelope.calls.iter().any(|call| out(&call));
         if !is_out || self.envelope.leg != Leg::Working {
@@ -380,7 +385,7 @@ async fn answer(mut stream: ModelStream, model: String) -> SampleEnd {
 }
 
 /// A server that has gone meanwhile misses nothing.
-fn tell(reply: ReplyTo, told: Result<Reply, AskRefusal>) {
+pub(super) fn tell(reply: ReplyTo, told: Result<Reply, AskRefusal>) {
     if reply.send(told).is_err() {
         tracing::debug!("a server did not wait for the reply to its question");
     }

@@ -15,6 +15,7 @@ use super::asks::Asks;
 use super::catalog::Catalogs;
 use super::keep::smaller;
 use super::out::{Said, stage_of};
+use super::queue::SampleQueue;
 use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
@@ -135,6 +136,7 @@ pub(super) struct Drive<'a> {
     pub(super) caller: Arc<Caller>,
     pub(super) room: Room,
     pub(super) asks: Asks,
+    pub(super) queue: SampleQueue,
     pub(super) calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
     /// Whose calls these are.
     pub(super) out: HashSet<CallKey>,
@@ -186,6 +188,7 @@ impl<'a> Drive<'a> {
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
             asks,
+            queue: SampleQueue::default(),
             calls: FuturesUnordered::new(),
             out: HashSet::new(),
             left,
@@ -318,7 +321,7 @@ impl<'a> Drive<'a> {
         if self.calls.is_empty() && draining {
             return Err(Stopped::Draining);
         }
-        if self.begin_sample().await? {
+        if self.begin_queued().await? || self.begin_sample().await? {
             return Ok(());
         }
         tokio::select! {

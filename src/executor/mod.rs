@@ -11,6 +11,7 @@ mod lease;
 mod model_turn;
 mod out;
 mod pool;
+mod queue;
 mod room;
 mod stopped;
 

@@ -5,6 +5,7 @@ mod admin;
 mod agents;
 mod approvals;
 mod bindings;
+mod envelope;
 mod events;
 mod extract;
 mod feed;

@@ -4,22 +4,18 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{RawQuery, State};
+use axum::response::Response;
 
 use super::Api;
-use super::bindings::BindingRevision;
+use super::envelope::envelope;
 use super::extract::{Reader, ReceiptPath, RunPath};
 use super::problem::ApiError;
 use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, encode};
 use super::runs::{fetch, take_filter};
-use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, Run, place};
-use crate::auth::Caller;
-use crate::run::binding::Binding;
+use super::views::{EnvelopeView, MessagePage, MessageView, Receipt, ReceiptPage, place};
 use crate::run::call::Call;
 use crate::run::ids::CallId;
 use crate::store::{FoundCall, ReceiptFilter, RunView};
-
-/// Rows that are read at once for a whole document.
-const PAGE: u32 = 200;
 
 /// The stages that receipts can be asked for by.
 const STAGES: [&str; 5] = ["pending", "executing", "completed", "failed", "indeterminate"];
@@ -152,45 +148,7 @@ pub(super) async fn envelope_fetch(
     State(api): State<Arc<Api>>,
     Reader(caller): Reader,
     RunPath(id): RunPath,
-) -> Result<Json<EnvelopeView>, ApiError> {
+) -> Result<Response, ApiError> {
     let view = fetch(&api, &caller, &id).await?;
-    let messages = every_message(&api, &caller, &view).await?;
-    let receipts = every_receipt(&api, &caller, &view).await?;
-    let bindings = every_binding(&api, &caller, &view).await?;
-    Ok(Json(EnvelopeView { bindings, run: Run::of(&api, &caller.tenant, view), messages, receipts }))
-}
-
-async fn every_binding(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<BindingRevision>, ApiError> {
-    let (mut all, mut before) = (Vec::new(), None::<Binding>);
-    loop {
-        let after = before.as_ref().map_or(0, |binding| binding.revision);
-        let page = api.store.binding_list(&caller.tenant, run.uid, after, PAGE).await?;
-        if page.is_empty() {
-            return Ok(all);
-        }
-        for binding in page {
-            all.push(BindingRevision::new(binding.clone(), before.as_ref()));
-            before = Some(binding);
-        }
-    }
-}
-
-async fn every_message(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<MessageView>, ApiError> {
-    let (mut all, mut from) = (Vec::new(), 0);
-    loop {
-        let page = api.store.message_list(&caller.tenant, run.uid, from, PAGE).await?;
-        let Some(last) = page.last().map(|message| message.position) else { return Ok(all) };
-        all.extend(page.into_iter().map(MessageView::from));
-        from = last.saturating_add(1);
-    }
-}
-
-async fn every_receipt(api: &Api, caller: &Caller, run: &RunView) -> Result<Vec<Receipt>, ApiError> {
-    let (mut all, mut after) = (Vec::new(), None);
-    loop {
-        let page = api.store.receipt_list(&caller.tenant, run.uid, after, PAGE).await?;
-        let Some(last) = page.last().map(|call| (call.key.turn, call.key.position)) else { return Ok(all) };
-        all.extend(page.into_iter().map(|call| of(run, call)));
-        after = Some(last);
-    }
+    envelope(api, caller, view).await
 }

@@ -184,7 +184,12 @@ impl Asker {
         let ask = (door.clean)(&ask).ok_or_else(|| refused("the question repeats a secret and cannot be shown"))?;
         let (reply, replied) = oneshot::channel();
         let asked = ServerAsk { call: door.call, ask, reply };
-        if door.sender.send(asked).await.is_err() {
+        // A question that was taken back does not stay in front of the door.
+        let taken = tokio::select! {
+            () = context.ct.cancelled() => return Err(refused("the request was cancelled")),
+            taken = door.sender.send(asked) => taken,
+        };
+        if taken.is_err() {
             return Err(refused("the run has ended"));
         }
         // Dropped when the server takes its question back, which the run hears of.
@@ -241,7 +246,7 @@ pub(super) fn questions(result: &Value) -> Result<Questions, String> {
             asks.insert(name.clone(), read(method, params, &mut budget)?);
         }
     }
-    Ok(Questions { asks, state })
+    Ok(Questions { asks, state, place: None })
 }
 
 fn read(method: &str, params: &Value, budget: &mut Budget) -> Result<Ask, String> {

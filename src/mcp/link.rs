@@ -41,10 +41,10 @@ impl Link {
         }
     }
 
-    /// Whether the server does not know us any more.
+    /// Whether the server does not know us any more, or we do not listen to it.
     pub(super) fn session_lost(&self) -> bool {
         match self {
-            Self::Http(client) => client.session_lost(),
+            Self::Http(client) => client.session_lost() || client.is_flooded(),
             Self::Stdio(pipes) => pipes.is_gone(),
         }
     }

@@ -19,7 +19,7 @@ impl TrackedClient {
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, SseEvent>, Fault> {
         let is_first = last_event.is_none();
-        if !self.listening().turn(last_event.as_deref()).await {
+        if self.is_flooded() || !self.listening().turn(last_event.as_deref()).await {
             return Err(StreamableHttpError::ServerDoesNotSupportSse);
         }
         let mut headers = headers_of(custom, session.as_deref())?;

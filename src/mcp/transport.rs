@@ -28,6 +28,7 @@ use super::ears::Ears;
 use super::ids::Ids;
 use super::listening::{Listening, Watch};
 use super::outline::Outline;
+use super::owed::Owed;
 use super::shape::Excess;
 use super::wire::{
     EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id, describe,
@@ -47,10 +48,10 @@ pub(super) type SseEvent = Result<Sse, SseError>;
 /// The client of one connection.
 #[derive(Clone)]
 pub(super) struct TrackedClient {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(super) struct Shared {
     http: EgressClient,
     url: Url,
     max_bytes: usize,
@@ -62,8 +63,8 @@ struct Shared {
     /// The ids of its calls in the era without sessions.
     ids: Ids,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
-    last_fault: Mutex<Option<(FaultKind, String)>>,
-    session_lost: AtomicBool,
+    pub(super) last_fault: Mutex<Option<(FaultKind, String)>>,
+    pub(super) session_lost: AtomicBool,
     /// Whether the server answered anything at all.
     answered: AtomicBool,
     /// Whether it let the question for its era pass in silence.
@@ -71,6 +72,8 @@ struct Shared {
     /// Hears of announcements as they are read.
     ears: Arc<Ears>,
     listening: Listening,
+    /// What the server asked and has no answer to.
+    pub(super) owed: Arc<Owed>,
     /// Where the token of every request comes from.
     bearer: Option<Bearer>,
 }
@@ -84,6 +87,7 @@ impl TrackedClient {
         ears: Arc<Ears>,
     ) -> Self {
         let shared = Shared {
+            owed: Owed::new(url.host_str().unwrap_or_default()),
             http,
             url,
             max_bytes,
@@ -114,16 +118,6 @@ impl TrackedClient {
     /// The library may send the cancellation of this call again: it was told.
     pub(super) fn mark_told(&self, id: &Value) {
         self.shared.told.insert(id_text(id));
-    }
-
-    /// What the last failed request of the connection itself failed of.
-    pub(super) fn last_fault(&self) -> Option<(FaultKind, String)> {
-        self.shared.last_fault.lock().clone()
-    }
-
-    /// Whether the server said that it does not know our session any more.
-    pub(super) fn session_lost(&self) -> bool {
-        self.shared.session_lost.load(Ordering::Acquire)
     }
 
     pub(super) fn ears(&self) -> &Ears {
@@ -173,6 +167,7 @@ impl TrackedClient {
         session: Option<Arc<str>>,
         custom: HashMap<HeaderName, HeaderValue>,
     ) -> Posted {
+        let _until_sent = self.shared.owed.answering(&message);
         let is_modern = custom.contains_key(&METHOD);
         if is_modern {
             self.shared.ids.lift(&mut message);
@@ -349,6 +344,8 @@ impl TrackedClient {
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
         let events =
             body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let owed = Arc::clone(&self.shared.owed);
+        let events = events.filter_map(move |came| Arc::clone(&owed).admit(came));
         let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
         events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
     }

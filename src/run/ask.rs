@@ -14,6 +14,7 @@ use super::ids::{Actor, CallId, CallKey};
 use super::message::{Content, Message, Role, TurnUsage};
 use super::money::Usd;
 use super::result::Usage;
+use super::sampling::SampleCount;
 use super::spec::FinishReason;
 use super::time::Timestamp;
 
@@ -75,8 +76,7 @@ pub struct SampleMessage {
     pub text: String,
 }
 
-/// A text has about so many bytes a token, and each message a few tokens around it.
-const BYTES_A_TOKEN: u64 = 4;
+/// A token is at least one byte of text, and each message has a few tokens around it.
 const TOKENS_A_MESSAGE: u64 = 4;
 
 impl SampleRequest {
@@ -95,7 +95,7 @@ impl SampleRequest {
         }
     }
 
-    /// The tokens that it may cost: what it says, estimated, and the longest answer.
+    /// The tokens that it may cost at worst: what it says, and the longest answer.
     pub fn cost(&self) -> u64 {
         let TurnUsage { input_tokens, output_tokens, .. } = self.most();
         input_tokens.saturating_add(output_tokens)
@@ -111,7 +111,7 @@ impl SampleRequest {
 }
 
 fn tokens(text: &str) -> u64 {
-    u64::try_from(text.len()).unwrap_or(u64::MAX).div_ceil(BYTES_A_TOKEN).saturating_add(TOKENS_A_MESSAGE)
+    u64::try_from(text.len()).unwrap_or(u64::MAX).saturating_add(TOKENS_A_MESSAGE)
 }
 
 /// A model's answer for a server.
@@ -185,6 +185,8 @@ pub struct Questions {
     pub asks: BTreeMap<String, Ask>,
     /// What the server wants back untouched, when it sent that.
     pub state: Option<String>,
+    /// A mark of the place that asks: the replies go there and nowhere else.
+    pub place: Option<String>,
 }
 
 /// What a server asked about one call in its last round, kept in the receipt.
@@ -197,6 +199,9 @@ pub struct Asked {
     /// Given back byte for byte, and only if it was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
+    /// A mark of the place that asked, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 /// One question with its reply.
@@ -351,6 +356,9 @@ pub struct Asks {
     /// Samples so far.
     #[serde(default)]
     pub samples: u32,
+    /// Samples that were asked for, by calls that are open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<SampleCount>,
     /// What samples used; contained in the run's usage.
     #[serde(default)]
     pub usage: Usage,

@@ -1,13 +1,61 @@
 //! Whether a server may have a model asked: policy, then approval, then the run's budget. In this order, and the first
 //! that refuses says why.
 
+use serde::{Deserialize, Serialize};
+
 use super::approval::{ApprovalRule, Requirement};
-use super::ask::SampleRequest;
+use super::ask::{Asks, SampleRequest};
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
+use super::ids::CallKey;
 use super::money::Usd;
 use super::spec::McpEntry;
 use super::time::Timestamp;
+
+/// Samples that the server of one call may ask for, whatever becomes of them.
+pub const MAX_SAMPLES: u32 = 64;
+/// Samples of one call that are made at once.
+pub const MAX_AT_ONCE: usize = 4;
+/// Samples of one run that are made at once.
+pub const MAX_AT_ONCE_IN_RUN: usize = 8;
+
+/// How many samples the server of one call has asked for, refused ones among them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SampleCount {
+    /// The call.
+    pub call: CallKey,
+    /// How many.
+    pub samples: u32,
+}
+
+impl Asks {
+    /// How many samples the server of this call has asked for.
+    pub fn samples_of(&self, call: CallKey) -> u32 {
+        self.counts.iter().find(|count| count.call == call).map_or(0, |count| count.samples)
+    }
+
+    /// Counts one more, and forgets the calls that are not open any more.
+    pub(super) fn count_sample(&mut self, call: CallKey, is_open: impl Fn(CallKey) -> bool) {
+        self.counts.retain(|count| is_open(count.call));
+        match self.counts.iter_mut().find(|count| count.call == call) {
+            Some(count) => count.samples = count.samples.saturating_add(1),
+            None => self.counts.push(SampleCount { call, samples: 1 }),
+        }
+    }
+}
+
+/// Whether the server of this call has asked for as many samples as it may.
+pub fn is_spent(envelope: &Envelope, call: CallKey) -> bool {
+    envelope.head.state.asks.samples_of(call) >= MAX_SAMPLES
+}
+
+/// Whether one more sample of this call may be made now. Those that people approve while their server waits are made
+/// at once, by their word.
+pub fn has_room(envelope: &Envelope, call: CallKey) -> bool {
+    let reserved = &envelope.head.state.asks.reserved;
+    let of_call = reserved.iter().filter(|reserved| reserved.call == call).count();
+    of_call < MAX_AT_ONCE && reserved.len() < MAX_AT_ONCE_IN_RUN
+}
 
 /// Why a server gets no sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +99,9 @@ pub enum Denial {
     /// The run has a budget of money, and nobody said what the model costs.
     #[error("the price of the model {0:?} is not known, and the run has a budget of money")]
     NoPrice(String),
+    /// The server has asked for as many as one call may.
+    #[error("the call has had its {MAX_SAMPLES} samples")]
+    TooMany,
     /// The request is one that is not served.
     #[error("{0}")]
     Unsupported(String),
@@ -67,6 +118,7 @@ impl Denial {
             Self::MaxTokens { .. } => "max-tokens",
             Self::Budget { .. } => "budget.tokens",
             Self::Cost { .. } | Self::NoPrice(_) => "budget.usd",
+            Self::TooMany => "too-many",
             Self::Unsupported(_) => "unsupported",
         }
     }

@@ -144,7 +144,11 @@ fn what_must_go_back_as_it_is_is_not_kept_with_a_secret_in_it() {
     let asked = |name: &str, state: &str, message: &str| {
         let ask = Ask::Form { message: message.to_owned(), schema: json!({ "type": "object" }) };
         let asks = [(name.to_owned(), ask)].into_iter().collect();
-        redactor.outcome(Outcome::InputRequired(Box::new(Questions { asks, state: Some(state.to_owned()) })))
+        redactor.outcome(Outcome::InputRequired(Box::new(Questions {
+            asks,
+            state: Some(state.to_owned()),
+            place: None,
+        })))
     };
     assert!(matches!(asked("a", "s", "canary-1?"), Outcome::InputRequired(asked)
         if matches!(&asked.asks["a"], Ask::Form { message, .. } if message == "[redacted]?")));

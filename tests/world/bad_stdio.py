@@ -81,6 +81,10 @@ def call(id, name, given):
         sys.stderr.write("\n")
         sys.stderr.flush()
         answer(id, text("done"))
+    elif name == "pings":
+        for number in range(given["times"]):
+            write('{"jsonrpc":"2.0","id":"p%d","method":"ping"}\n' % number)
+        answer(id, text("done"))
     elif name == "deaf":
         signal.pause()
     else:

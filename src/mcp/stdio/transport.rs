@@ -26,6 +26,7 @@ use super::process::{Pipes, Process};
 use crate::failpoint;
 use crate::mcp::attempt::{Attempt, Route, Stage};
 use crate::mcp::outline::Outline;
+use crate::mcp::owed::{FLOOD, Owed, Taken, taken_back};
 use crate::mcp::shape::{self, Excess};
 use crate::mcp::wire::{Post, cancellation, cancelled_id, id_text};
 use crate::mcp::{AskDoor, FaultKind, listing};
@@ -51,6 +52,8 @@ struct Shared {
     calls: DashMap<String, Arc<Attempt>>,
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
+    /// What the server asked and has no answer to.
+    owed: Arc<Owed>,
     last_fault: Mutex<Option<(FaultKind, String)>>,
     /// Cancelled once nothing can be written any more.
     gone: CancellationToken,
@@ -60,6 +63,8 @@ struct Shared {
 enum Read {
     /// A message for the protocol library.
     Message(Box<ServerJsonRpcMessage>),
+    /// One that asks for something: its id, and its size in bytes.
+    Request(String, usize, Box<ServerJsonRpcMessage>),
     /// Nothing.
     Nothing,
     /// So many bytes that are no message.
@@ -75,6 +80,8 @@ pub(super) struct StdioTransport {
     output: Lines<ChildStdout>,
     errors: Errors,
     noise: usize,
+    /// A request of the server that waits until one before it is answered.
+    held: Option<(String, usize, ServerJsonRpcMessage)>,
     /// Set when the process has ended: until then what it wrote is still read.
     until: Option<Instant>,
 }
@@ -91,6 +98,7 @@ impl StdioTransport {
             max_bytes,
             calls: DashMap::new(),
             told: DashSet::new(),
+            owed: Owed::new(&server.name),
             last_fault: Mutex::new(None),
             gone: CancellationToken::new(),
         });
@@ -101,6 +109,7 @@ impl StdioTransport {
             output: Lines::new(pipes.output, max_bytes, max_bytes.saturating_mul(PASS_OVER)),
             errors: Errors::new(server, pipes.errors),
             noise: 0,
+            held: None,
             until: None,
         };
         (transport, link)
@@ -109,6 +118,16 @@ impl StdioTransport {
     /// The next message; `None` once there will be none.
     async fn next_message(&mut self) -> Option<ServerJsonRpcMessage> {
         loop {
+            if let Some((id, bytes, _)) = &self.held {
+                let taken = tokio::select! {
+                    taken = self.shared.owed.place(id, *bytes) => taken,
+                    () = self.errors.read_on() => continue,
+                };
+                let held = self.held.take();
+                if taken == Taken::In {
+                    return held.map(|(_, _, message)| message);
+                }
+            }
             let until = self.until;
             let line = tokio::select! {
                 line = self.output.next() => line,
@@ -128,6 +147,14 @@ impl StdioTransport {
                 Read::Message(message) => {
                     self.noise = 0;
                     return Some(*message);
+                }
+                Read::Request(id, bytes, message) => {
+                    self.noise = 0;
+                    if !self.shared.owed.may_come() {
+                        self.shared.failed(FLOOD.to_owned());
+                        return None;
+                    }
+                    self.held = Some((id, bytes, *message));
                 }
                 Read::Nothing => {}
                 Read::Noise(bytes) => {
@@ -252,6 +279,7 @@ impl Shared {
     }
 
     async fn send(&self, message: ClientJsonRpcMessage) -> Result<(), PipeFault> {
+        let _until_sent = self.owed.answering(&message);
         let cancelled = cancelled_id(&message);
         if cancelled.as_ref().is_some_and(|id| self.told.remove(id).is_some()) {
             return Ok(());
@@ -329,7 +357,16 @@ impl Shared {
             }
         }
         match (serde_json::from_value(value), id) {
-            (Ok(message), _) => Read::Message(Box::new(message)),
+            (Ok(ServerJsonRpcMessage::Request(request)), _) => {
+                let id = id_text(&request.id.clone().into_json_value());
+                Read::Request(id, text.len(), Box::new(ServerJsonRpcMessage::Request(request)))
+            }
+            (Ok(message), _) => {
+                if let Some(id) = taken_back(&message) {
+                    self.owed.settle(&id);
+                }
+                Read::Message(Box::new(message))
+            }
             (Err(_malformed), Some(id)) => self.error(&id, "the answer cannot be read"),
             (Err(_malformed), None) => Read::Noise(text.len()),
         }

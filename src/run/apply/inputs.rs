@@ -105,7 +105,7 @@ pub(super) fn required(draft: &mut Draft<'_>, key: CallKey, questions: Questions
         .find(|call| call.key == key)
         .and_then(|call| draft.envelope.entry_of(call))
         .is_some_and(|entry| entry.elicitation == Elicitation::Ask);
-    let Questions { asks, state } = questions;
+    let Questions { asks, state, place } = questions;
     let mut to_ask = Vec::new();
     let mut kept = BTreeMap::new();
     for (name, ask) in asks {
@@ -122,7 +122,7 @@ pub(super) fn required(draft: &mut Draft<'_>, key: CallKey, questions: Questions
     }
     // The call is answered: what its server asked while it was out ends with that.
     draft.end_asks(key);
-    draft.keep_asked(key, kept, state);
+    draft.keep_asked(key, kept, (state, place));
     let since = draft.now;
     draft.move_call(key, Stage::Waiting { since });
     for (name, ask) in to_ask {
@@ -205,9 +205,14 @@ impl Draft<'_> {
         }
     }
 
-    fn keep_asked(&mut self, key: CallKey, questions: BTreeMap<String, Question>, state: Option<String>) {
+    fn keep_asked(
+        &mut self,
+        key: CallKey,
+        questions: BTreeMap<String, Question>,
+        (state, place): (Option<String>, Option<String>),
+    ) {
         let Some(call) = self.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
         let round = call.asked.as_ref().map_or(0, |asked| asked.round).saturating_add(1);
-        call.asked = Some(Box::new(Asked { round, questions, state }));
+        call.asked = Some(Box::new(Asked { round, questions, state, place }));
     }
 }

@@ -18,7 +18,7 @@ use crate::run::message::TurnUsage;
 use crate::run::money::Price;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
-use crate::run::sampling::{Admission, Denial, SampleCost, rule};
+use crate::run::sampling::{Admission, Denial, SampleCost, has_room, is_spent, rule};
 use crate::run::time::Timestamp;
 
 /// Reserves what the sample may use, or says why it is not made.
@@ -40,8 +40,17 @@ pub(super) fn asked(
     if question.is_some() && envelope.head.state.approvals.is_about_sample(key, question.as_deref()) {
         return Err(Refusal::Impossible("people are asked about the sample"));
     }
+    // One that people have approved was counted when they were asked.
+    let spent = !approved && is_spent(envelope, key);
+    if (question.is_none() && spent) || !has_room(envelope, key) {
+        return Err(Refusal::Impossible("the call has had its samples, or so many are being made"));
+    }
     let mut draft = Draft::new(envelope, now);
-    match rule_on(&draft, key, request, approved) {
+    if !approved {
+        draft.count_sample(key);
+    }
+    let ruled = if spent { Err(Denial::TooMany) } else { rule_on(&draft, key, request, approved) };
+    match ruled {
         Ok(Admission::Reserve(cost)) => reserve(&mut draft, (key, &call_id), question, cost, None),
         Ok(Admission::Ask(requirement)) => {
             let kept = question.is_some();
@@ -239,6 +248,12 @@ impl Draft<'_> {
             asked.approved = true;
             self.touch(key);
         }
+    }
+
+    fn count_sample(&mut self, key: CallKey) {
+        let calls = &self.envelope.calls;
+        let is_open = |key| calls.iter().any(|call| call.key == key && !call.stage.is_settled());
+        self.envelope.head.state.asks.count_sample(key, is_open);
     }
 
     /// Nobody makes the samples any more that something is reserved for.

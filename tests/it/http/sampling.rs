@@ -17,6 +17,8 @@ both_stores! {
     b101_two_samples_at_once_are_never_admitted_past_the_budget,
     what_a_model_could_not_answer_is_told_and_its_tokens_are_free_again,
     a_sample_with_tools_is_refused_in_words,
+    b101_what_a_model_reports_beyond_its_reservation_is_seen_by_the_next_admission,
+    so_many_samples_are_made_at_once_and_a_call_gets_no_more_than_its_number,
 }
 
 const SAMPLE: &str = "sampling/createMessage";
@@ -100,7 +102,7 @@ async fn b097_what_the_budget_has_no_room_for_is_refused_and_nothing_stays_reser
     let sampling = json!({ "model": model() });
     // The second takes what is left to the last token: nothing of the first is reserved any more.
     let (server, _fake, run) =
-        run(database, vec![ask(500), ask(200 - 15 - 13)], sampling, json!({ "max_tokens": 200 })).await;
+        run(database, vec![ask(500), ask(200 - 15 - 24)], sampling, json!({ "max_tokens": 200 })).await;
     let events = events(&server, "r", "sampling").await;
     assert_eq!(decisions(&events), ["refused budget.tokens", "reserved", "made"]);
     assert_eq!(events[1]["reserved_tokens"], 185);
@@ -194,6 +196,51 @@ async fn what_a_model_could_not_answer_is_told_and_its_tokens_are_free_again(dat
     let told = told(&server, "r").await;
     assert!(told["71"]["message"].as_str().unwrap().contains("401"), "{told}");
     assert_eq!(told["72"]["content"]["text"], "Short.");
+}
+
+/// A call whose server asks for so many samples at once, and tells which of them it was given.
+fn asks_at_once(fake: &FakeMcp, samples: u64, max_tokens: u64) {
+    fake.on_call(move |_| {
+        let ids: Vec<u64> = (1_000..1_000 + samples).collect();
+        let ask = |id: &u64| json!({ "jsonrpc": "2.0", "id": id, "method": SAMPLE, "params": ask(max_tokens) });
+        let mut steps: Vec<Step> = ids.iter().map(|id| Step::Raw(format!("data: {}\n\n", ask(id)))).collect();
+        steps.push(Step::Told(ids));
+        Reply::Sse(steps)
+    });
+}
+
+async fn b101_what_a_model_reports_beyond_its_reservation_is_seen_by_the_next_admission(database: Database) {
+    let model = json!({ "provider": "scripted", "name": "small", "script": [
+        { "text": "Long.", "usage": { "input_tokens": 900, "output_tokens": 5_000 } },
+    ] });
+    let limits = json!({ "max_tokens": 1_000 });
+    let (server, _fake, run) = run(database, vec![ask(100), ask(1)], json!({ "model": model }), limits).await;
+    let events = events(&server, "r", "sampling").await;
+    assert_eq!(decisions(&events), ["reserved", "made", "refused budget.tokens"]);
+    assert_eq!(events[0]["reserved_tokens"], 124, "every byte may be a token");
+    assert_eq!(run["usage"]["sampling"]["total_tokens"], 5_900, "{run:#}");
+    assert_eq!((run["status"].as_str(), run["reason"].as_str()), (Some("stopped"), Some("budget.tokens")), "{run:#}");
+}
+
+async fn so_many_samples_are_made_at_once_and_a_call_gets_no_more_than_its_number(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    asks_at_once(&fake, 300, 10);
+    let model = json!({ "provider": "scripted", "name": "small", "script": [{ "text": "Short.", "delay_ms": 5 }] });
+    let body = run_on("r", &[("charge", json!({}))], json!([{ "url": fake.url(), "sampling": { "model": model } }]));
+    let run = server.settled(&body).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    assert_eq!(run["usage"]["sampling"]["model_requests"], 64);
+    let said = decisions(&events(&server, "r", "sampling").await);
+    assert_eq!(said.len(), 128, "the others left no trace");
+    let mut at_once = (0_i32, 0_i32);
+    for decision in &said {
+        at_once.0 += if decision == "reserved" { 1 } else { -1 };
+        at_once.1 = at_once.1.max(at_once.0);
+    }
+    assert_eq!(at_once, (0, 4));
+    let told = told(&server, "r").await;
+    let refused = told.as_object().unwrap().values().filter(|told| told["code"] == -1).count();
+    assert_eq!(refused, 300 - 64);
 }
 
 async fn a_sample_with_tools_is_refused_in_words(database: Database) {

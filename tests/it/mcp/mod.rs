@@ -5,6 +5,7 @@ mod catalog;
 mod characters;
 mod deaf;
 mod demo;
+pub(crate) mod floods;
 mod limits;
 mod modern;
 mod outcomes;

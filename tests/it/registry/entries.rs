@@ -9,6 +9,7 @@ use crate::support::fake_mcp::{FakeMcp, Reply, tool};
 
 both_stores! {
     a_run_on_a_registered_server_says_only_its_name => by_name,
+    what_a_server_asked_is_answered_there_and_nowhere_else => asked_there,
 }
 
 async fn by_name(database: Database) {
@@ -30,6 +31,55 @@ async fn by_name(database: Database) {
         assert_eq!((seen.headers["x-api-key"].as_str(), seen.headers["x-team"].as_str()), ("s3cret-value", "a"));
     }
     assert_eq!((fake.count("initialize"), fake.count("tools/call")), (1, 2), "a stored secret's connection is shared");
+}
+
+/// A server of the newer era that asks one question of a call.
+async fn asking() -> FakeMcp {
+    let fake = FakeMcp::start().await;
+    fake.be_modern(true);
+    fake.on_list(|_| {
+        let tools = json!([tool("charge")]);
+        Reply::Result(json!({ "resultType": "complete", "tools": tools, "ttlMs": 0, "cacheScope": "private" }))
+    });
+    fake.on_call(|seen| {
+        let schema = json!({ "type": "object" });
+        let ask =
+            json!({ "method": "elicitation/create", "params": { "message": "Sure?", "requestedSchema": schema } });
+        Reply::Result(match seen.body["params"]["inputResponses"].is_null() {
+            true => json!({ "resultType": "input_required", "requestState": "state", "inputRequests": { "a": ask } }),
+            false => json!({ "resultType": "complete", "content": [{ "type": "text", "text": "charged" }] }),
+        })
+    });
+    fake
+}
+
+async fn asked_there(database: Database) {
+    let site = Site::on(database).await;
+    let (first, second) = (asking().await, asking().await);
+    for (id, after, stage, code) in [
+        ("stays", json!({ "url": first.url(), "headers": { "X-New": "1" }, "elicitation": "ask" }), "completed", None),
+        ("moves", json!({ "url": second.url(), "elicitation": "ask" }), "failed", Some("mcp-server-moved")),
+    ] {
+        site.put_server("orders", json!({ "url": first.url(), "elicitation": "ask" })).await;
+        let mut body = calling(&["charge"], json!([{ "server": "orders" }]));
+        body["id"] = json!(id);
+        let run = site.settled(&body).await;
+        assert_eq!(run["reason"], "input-required", "{run:#}");
+        site.put_server("orders", after).await;
+        let at = format!("/v1/runs/{id}/inputs/input_1");
+        site.send(Method::POST, &at, &json!({ "action": "accept", "content": {} })).await;
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(20);
+        let receipt = loop {
+            let receipt = site.get(&format!("/v1/runs/{id}/receipts")).await["data"][0].clone();
+            if !matches!(receipt["stage"].as_str(), Some("waiting" | "pending" | "executing")) {
+                break receipt;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{receipt:#}");
+            tokio::task::yield_now().await;
+        };
+        assert_eq!((receipt["stage"].as_str(), receipt["error"]["code"].as_str()), (Some(stage), code), "{receipt:#}");
+    }
+    assert_eq!((first.count("tools/call"), second.count("tools/call")), (3, 0));
 }
 
 #[tokio::test]

@@ -110,6 +110,13 @@ impl Process {
         line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
     }
 
+    /// How much memory it has now, in mebibytes.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    }
+
     /// Sends it a signal by name, e.g. `TERM`.
     pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();

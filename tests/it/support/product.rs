@@ -115,6 +115,11 @@ impl Product {
     }
 
     /// What it logged.
+    /// How much memory it has now, in mebibytes.
+    pub(crate) fn memory(&self) -> u64 {
+        self.process.memory()
+    }
+
     pub(crate) fn log(&self) -> String {
         self.process.output()
     }

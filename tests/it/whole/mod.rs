@@ -1,6 +1,7 @@
 //! The main job with counterparts that nobody here wrote: the real binary, real MCP servers, independent model
 //! servers, real sockets.
 
+mod bounds;
 mod questions;
 mod schemas;
 mod tokens;

@@ -9,6 +9,7 @@ use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::fact::{Fact, Resolution, SampleEnd};
 use crate::run::refusal::Refusal;
+use crate::run::sampling::{MAX_AT_ONCE, MAX_SAMPLES, has_room, is_spent};
 use crate::run::{Step, apply, next};
 
 fn decide(run: &mut Envelope, fact: Fact) -> Commit {
@@ -131,6 +132,51 @@ fn b101_what_is_reserved_and_used_never_exceeds_the_budget_and_ends_with_its_cal
     assert_eq!(decisions(&decide(&mut run, made(2))), ["made null"]);
     assert_eq!((run.tokens_left(), run.head.state.usage.total_tokens), (Some(20_000 - 25), 25));
     assert_eq!((run.head.state.asks.usage.total_tokens, run.head.state.own_requests()), (10, 1));
+}
+
+#[test]
+fn b101_a_call_has_so_many_samples_and_so_many_at_once_whatever_becomes_of_them() {
+    let mut run = calling(&["charge", "charge", "charge"], json!({ "max_tokens": 20_000 }), small());
+    for _ in 0..MAX_AT_ONCE {
+        assert_eq!(decisions(&decide(&mut run, sample_asked(0, 10))), ["reserved null"]);
+        decide(&mut run, sample_asked(1, 10));
+    }
+    let before = run.clone();
+    for position in [0, 1, 2] {
+        assert!(!has_room(&run, key(1, position)), "neither the call nor the run has room");
+        assert!(matches!(apply(&mut run, sample_asked(position, 10), NOW), Err(Refusal::Impossible(_))));
+    }
+    assert_eq!(run, before);
+    decide(&mut run, made(1));
+    assert_eq!(decisions(&decide(&mut run, sample_asked(2, 10))), ["reserved null"]);
+    decide(&mut run, done(key(1, 1)));
+    for _ in run.head.state.asks.samples_of(key(1, 0))..MAX_SAMPLES {
+        assert_eq!(decisions(&decide(&mut run, sample_asked(0, 100_000))), ["refused budget.tokens"]);
+    }
+    assert!(is_spent(&run, key(1, 0)) && !is_spent(&run, key(1, 2)));
+    assert!(matches!(apply(&mut run, sample_asked(0, 10), NOW), Err(Refusal::Impossible(_))));
+    assert_eq!(run.head.state.asks.counts.len(), 2, "a call that has ended is not counted any more");
+}
+
+#[test]
+fn a_call_that_waits_fails_with_its_first_sample_too_many() {
+    let mut run = calling(&["charge"], json!({}), small());
+    let names: Vec<String> = (0..13).map(|number| format!("m{number}")).collect();
+    let asks = || names.iter().map(|name| (name.as_str(), Ask::Sample(Box::new(sample(10))))).collect();
+    let asked = |name: &String| {
+        let (question, request) = (Some(name.clone()), Box::new(sample(10)));
+        Fact::SampleAsked { key: key(1, 0), question, request }
+    };
+    for number in 1..=MAX_SAMPLES {
+        let at = usize::try_from(number - 1).unwrap() % names.len();
+        if at == 0 {
+            decide(&mut run, required(0, asks()));
+        }
+        decide(&mut run, asked(&names[at]));
+        decide(&mut run, made(number));
+    }
+    assert_eq!(decisions(&decide(&mut run, asked(&names[12]))), ["refused too-many"]);
+    assert_eq!(stages(&run), ["failed"]);
 }
 
 #[test]

@@ -226,7 +226,7 @@ pub(super) fn sample(max_tokens: u64) -> SampleRequest {
 
 pub(super) fn required(position: u32, asks: Vec<(&str, Ask)>) -> Fact {
     let asks: BTreeMap<String, Ask> = asks.into_iter().map(|(name, ask)| (name.to_owned(), ask)).collect();
-    let questions = Questions { asks, state: Some("s".to_owned()) };
+    let questions = Questions { asks, state: Some("s".to_owned()), place: None };
     Fact::CallEnded { key: key(1, position), outcome: Outcome::InputRequired(Box::new(questions)) }
 }
 

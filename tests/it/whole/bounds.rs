@@ -1,0 +1,98 @@
+//! What one tenant, or one server, can take of a node: never so much that the others go without.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::mcp::floods::pings;
+use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::{FakeMcp, Reply, Step};
+use crate::support::product::Product;
+use crate::support::world::run_on;
+
+both_stores! {
+    a_server_that_asks_without_an_end_takes_no_memory_and_nobody_elses_time,
+    all_of_a_run_is_read_page_by_page_however_large_its_results_are,
+}
+
+/// Watches a node until this has happened: the most memory that it had, in mebibytes, and the longest that another
+/// tenant waited for an answer.
+async fn watch<T>(node: &Product, until: impl Future<Output = T>) -> (T, u64, Duration) {
+    let mut until = std::pin::pin!(until);
+    let (mut memory, mut wait) = (0, Duration::ZERO);
+    loop {
+        let began = Instant::now();
+        let asked = async {
+            let answer = node.send_as("globex", Method::GET, "/v1/runs?limit=1", None).await;
+            assert_eq!(answer.status().as_u16(), 200);
+            memory = memory.max(node.memory());
+            wait = wait.max(began.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        tokio::select! {
+            came = &mut until => return (came, memory, wait),
+            () = asked => {}
+        }
+    }
+}
+
+async fn cause(node: &Product, id: &str) -> Value {
+    node.get(&format!("/v1/runs/{id}/receipts")).await["data"][0]["cause"].clone()
+}
+
+async fn a_server_that_asks_without_an_end_takes_no_memory_and_nobody_elses_time(database: Database) {
+    let (node, fake) = (Product::start(&database).await, FakeMcp::start().await);
+    // Written once: this process serves both sides.
+    let flood = pings(100_000);
+    fake.on_call(move |_| Reply::Sse(vec![Step::Raw(flood.clone()), Step::Hang]));
+    for id in ["a", "b", "c"] {
+        let entry = json!({ "url": format!("{}/{id}", fake.url()), "elicitation": "ask" });
+        node.post("/v1/runs", &run_on(id, &[("charge", json!({}))], json!([entry])), 201).await;
+    }
+    let before = node.memory();
+    let rested = async {
+        for id in ["a", "b", "c"] {
+            let run = node.rested(id).await;
+            assert_eq!(run["reason"], "tool-reconciliation-required", "{run:#}");
+            assert_eq!(cause(&node, id).await, "lost-response");
+        }
+    };
+    let ((), memory, wait) = watch(&node, rested).await;
+    assert!(memory < before + 64, "{memory} MiB, {before} before");
+    assert!(wait < Duration::from_secs(2), "another tenant waited {wait:?}");
+    assert!(node.log().contains("more requests of its own than a connection may bring"), "{}", node.log());
+}
+
+async fn all_of_a_run_is_read_page_by_page_however_large_its_results_are(database: Database) {
+    const RESULT: usize = 6 * 1024 * 1024;
+    let (node, fake) = (Product::start(&database).await, FakeMcp::start().await);
+    let large = "x".repeat(RESULT);
+    fake.on_call(move |_| Reply::text(&large));
+    let calls = vec![("charge", json!({})); 6];
+    let mut body = run_on("r", &calls, json!([{ "url": fake.url() }]));
+    body["limits"] = json!({ "max_parallel_tool_calls": 1 });
+    node.post("/v1/runs", &body, 201).await;
+    let run = node.rested("r").await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let before = node.memory();
+    let read = async {
+        let mut answer = node.send(Method::GET, "/v1/runs/r/envelope", None).await;
+        let (mut bytes, mut last) = (0, Vec::new());
+        while let Some(chunk) = answer.chunk().await.unwrap() {
+            bytes += chunk.len();
+            last = chunk.to_vec();
+        }
+        assert!(last.ends_with(b"]}"));
+        bytes
+    };
+    let (bytes, memory, wait) = watch(&node, read).await;
+    assert!(bytes > 6 * RESULT, "{bytes} bytes");
+    assert!(memory < before + 64, "{memory} MiB, {before} before");
+    assert!(wait < Duration::from_secs(3), "another tenant waited {wait:?}");
+    let small = node.get("/v1/runs/r/envelope").await;
+    assert_eq!((small["receipts"].as_array().map(Vec::len), small["run"]["id"].as_str()), (Some(6), Some("r")));
+    let messages = node.get("/v1/runs/r/messages").await;
+    assert_eq!(small["messages"].as_array().map(Vec::len), messages["data"].as_array().map(Vec::len));
+}
