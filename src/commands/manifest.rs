@@ -1,6 +1,6 @@
 //! What a manifest says, and a run's inline fields: the same fields, checked by the same functions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,6 +10,7 @@ use super::create::check_limits;
 use super::faults::{Faults, LATER};
 use super::request::{EntryRequest, LimitsRequest};
 use super::{Asker, CommandError, Commands};
+use crate::dispatch::Schema;
 use crate::run::limits::Limits;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpEntry, ModelSpec};
@@ -37,7 +38,7 @@ pub struct AgentManifest {
     pub binding_id: Option<String>,
     /// What a run may use over its whole life; a run can only have less.
     pub limits: Option<LimitsRequest>,
-    /// JSON Schema of a structured final answer: not in this version.
+    /// JSON Schema of a structured final answer.
     pub output_schema: Option<Value>,
     /// Names of the run-scoped secrets that a run must bring.
     #[schema(max_items = 32)]
@@ -82,6 +83,7 @@ pub(super) struct Declared {
     pub(super) on_catalog_change: CatalogPolicy,
     pub(super) binding_id: Option<String>,
     pub(super) limits: Limits,
+    pub(super) output_schema: Option<Value>,
 }
 
 impl Commands {
@@ -93,7 +95,11 @@ impl Commands {
         secrets: &RunSecrets,
         faults: &mut Faults,
     ) -> Result<Declared, CommandError> {
-        faults.require(declaring.output_schema.is_none(), "/output_schema", LATER);
+        if let Some(schema) = &declaring.output_schema
+            && let Err(fault) = Schema::compile(schema)
+        {
+            faults.add("/output_schema", format!("is not a JSON Schema: {fault}"));
+        }
         faults.require(declaring.tools.is_empty(), "/tools", LATER);
         self.check_model(asker, &declaring.model, Some(secrets), "/model", faults).await?;
         let limits = check_limits(declaring.limits, &Limits::default(), faults);
@@ -107,6 +113,7 @@ impl Commands {
             on_catalog_change: declaring.on_catalog_change.unwrap_or_default(),
             binding_id: declaring.binding_id,
             limits,
+            output_schema: declaring.output_schema,
         })
     }
 
@@ -142,9 +149,9 @@ pub(super) fn check_brought(asked: &[String], brought: &RunSecrets, faults: &mut
         faults.add(format!("/secrets/{}", escaped(name)), "is needed by the agent");
     }
     let asked: BTreeSet<&String> = asked.iter().collect();
-    let unknown: BTreeMap<&String, ()> =
-        brought.opened().filter(|(name, _)| !asked.contains(name)).map(|(name, _)| (name, ())).collect();
-    for name in unknown.into_keys() {
+    let unknown: BTreeSet<&String> =
+        brought.opened().map(|(name, _)| name).filter(|name| !asked.contains(name)).collect();
+    for name in unknown {
         faults.add(format!("/secrets/{}", escaped(name)), "is not one that the agent asks for");
     }
 }

@@ -12,6 +12,7 @@ use crate::run::binding::{Binding, BoundTool};
 use crate::run::fact::Ruling;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
+use crate::run::structured::value_of;
 
 /// The rule of a call to a tool that the model was not offered.
 const UNKNOWN_TOOL: &str = "unknown-tool";
@@ -84,6 +85,17 @@ impl Gate {
                 Ruling::Ask { target: binding.target(tool), input, requirement, judged: Box::default() }
             }
         }
+    }
+
+    /// What a final answer is, where a structure was asked for.
+    ///
+    /// # Errors
+    /// Why it is not what was asked for.
+    pub fn answer(&self, schema: &Value, text: &str) -> Result<Value, String> {
+        let value = value_of(text)?;
+        let schema = self.schemas.of(schema).map_err(|fault| format!("the schema cannot be used ({fault})"))?;
+        let faults = schema.faults(&value, MAX_FAULTS);
+        if faults.is_empty() { Ok(value) } else { Err(faults.join("; ")) }
     }
 
     fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {

@@ -22,7 +22,7 @@ use url::Url;
 
 pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
-pub use declared::Declared;
+pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
