@@ -72,6 +72,7 @@ fn target(url: &str) -> anyhow::Result<McpTarget> {
         headers: Vec::new(),
         secret_header: None,
         bearer: None,
+        told: Told::default(),
         timeouts: Timeouts::default(),
         private_to: None,
         origin: None,

@@ -109,13 +109,7 @@ impl App {
             None => McpPool::new(mcp_client, pool_settings(config)),
         };
         let tracker = TaskTracker::new();
-        let tokens = Tokens::new(TokenParts {
-            client: egress.client(CONNECT_TIMEOUT, None).context("HTTP client for authorization servers")?,
-            keys: Arc::clone(&config.keys),
-            store: Arc::clone(&store) as Arc<_>,
-            clock: Arc::clone(&clock),
-            tasks: tracker.clone(),
-        });
+        let tokens = tokens(config, &egress, &store, &clock, &tracker)?;
         let keys = Arc::clone(&config.keys);
         let dispatch = Dispatch::new(Arc::clone(&pool), egress.clone(), keys, Arc::clone(&store), tokens);
         let dispatch = Arc::new(dispatch.with_declared(declared(config)));
@@ -221,6 +215,23 @@ impl App {
         self.store.close().await;
         tracing::info!("stopped");
     }
+}
+
+/// Access tokens for servers that want them.
+fn tokens(
+    config: &Config,
+    egress: &Egress,
+    store: &Arc<dyn Store>,
+    clock: &Arc<dyn Clock>,
+    tracker: &TaskTracker,
+) -> anyhow::Result<Arc<Tokens>> {
+    Ok(Tokens::new(TokenParts {
+        client: egress.client(CONNECT_TIMEOUT, None).context("HTTP client for authorization servers")?,
+        keys: Arc::clone(&config.keys),
+        store: Arc::clone(store) as Arc<_>,
+        clock: Arc::clone(clock),
+        tasks: tracker.clone(),
+    }))
 }
 
 /// What the HTTP server of one node grants.

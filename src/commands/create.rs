@@ -282,10 +282,10 @@ impl Commands {
         {
             faults.add(place("base_url"), refused);
         }
-        let both = |parameters: &&Map<String, Value>| {
+        let both = |parameters: &Map<String, Value>| {
             ["temperature", "top_p"].iter().all(|name| parameters.contains_key(*name))
         };
-        if model.parameters.as_ref().filter(both).is_some() {
+        if model.parameters.as_ref().is_some_and(both) {
             faults.add(place("parameters/top_p"), "cannot stand beside `temperature`: providers take one of them");
         }
         match model.provider {

@@ -1,6 +1,6 @@
 //! What a manifest says, and a run's inline fields: the same fields, checked by the same functions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -147,9 +147,9 @@ pub(super) fn check_brought(asked: &[String], brought: &RunSecrets, faults: &mut
         faults.add(format!("/secrets/{}", escaped(name)), "is needed by the agent");
     }
     let asked: BTreeSet<&String> = asked.iter().collect();
-    let unknown: BTreeMap<&String, ()> =
-        brought.opened().filter(|(name, _)| !asked.contains(name)).map(|(name, _)| (name, ())).collect();
-    for name in unknown.into_keys() {
+    let unknown: BTreeSet<&String> =
+        brought.opened().map(|(name, _)| name).filter(|name| !asked.contains(name)).collect();
+    for name in unknown {
         faults.add(format!("/secrets/{}", escaped(name)), "is not one that the agent asks for");
     }
 }

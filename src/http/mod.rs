@@ -19,6 +19,7 @@ mod probes;
 mod problem;
 mod query;
 mod readers;
+mod receipts;
 mod records;
 mod refused;
 mod runs;

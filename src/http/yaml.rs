@@ -256,8 +256,8 @@ mod tests {
         refused("a: *nowhere", "");
         refused("", "no document");
         refused(&format!("{}1{}", "[".repeat(200), "]".repeat(200)), "nest deeper than");
-        let bomb: String =
-            (1..9).map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))).collect();
-        refused(&format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{bomb}"), "too many values");
+        let line = |n: u32| format!("a{n}: &a{n} [{}]", vec![format!("*a{}", n - 1); 10].join(","));
+        let bomb: Vec<String> = (1..9).map(line).collect();
+        refused(&format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{}", bomb.join("\n")), "too many values");
     }
 }

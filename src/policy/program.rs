@@ -68,7 +68,7 @@ const ROOTS: [&str; 4] = ["args", "tool", "run", "trigger"];
 
 /// A compiled expression.
 pub(super) struct Program {
-    program: cel::Program,
+    tree: cel::Program,
     patterns: Arc<BTreeMap<String, Regex>>,
     /// What it looks at: each root with the members that it names; `None` where it looks at the whole root.
     reads: BTreeMap<String, Option<BTreeSet<String>>>,
@@ -87,7 +87,7 @@ impl Program {
         let mut check = Check { source, program: &program, patterns: BTreeMap::new(), reads: BTreeMap::new() };
         check.look(program.expression(), &mut Vec::new(), None)?;
         let (patterns, reads) = (Arc::new(check.patterns), check.reads);
-        Ok(Self { program, patterns, reads })
+        Ok(Self { tree: program, patterns, reads })
     }
 
     /// Whether it looks at nothing that is not there.
@@ -138,7 +138,7 @@ impl Program {
             Ok(compiled.is_match(&text))
         };
         context.add_function("matches", matches).map_err(|fault| fault.to_string())?;
-        self.program.execute(&context).map_err(|error| describe(&error))
+        self.tree.execute(&context).map_err(|error| describe(&error))
     }
 }
 

@@ -221,14 +221,11 @@ pub(super) fn next_deployment(
             if given.as_ref().is_some_and(|version| current.version == *version) {
                 return Err(Deployed::Already(current.clone()));
             }
-            let back = match given {
-                Some(version) => {
-                    deployments.iter().find(|earlier| earlier.version == *version).ok_or(Deployed::NoVersion)?
-                }
-                None => {
-                    let earlier = |earlier: &&Deployment| Some(earlier.number) == current.before;
-                    deployments.iter().find(earlier).ok_or(Deployed::Nothing)?
-                }
+            let back = if let Some(version) = given {
+                deployments.iter().find(|earlier| earlier.version == *version).ok_or(Deployed::NoVersion)?
+            } else {
+                let earlier = |earlier: &&Deployment| Some(earlier.number) == current.before;
+                deployments.iter().find(earlier).ok_or(Deployed::Nothing)?
             };
             (back.version.clone(), back.before, "rollback")
         }

@@ -22,10 +22,9 @@ pub(super) fn on_unknown(draft: &Draft<'_>, key: CallKey) -> Option<Trouble> {
     if call.repeats_by_itself() {
         return None;
     }
-    match call.judged.on_trouble(Trigger::Indeterminate)? {
-        Trouble::Retry if is_irreversible(call) || call.taken() >= MAX_ATTEMPTS => None,
-        said => Some(said.clone()),
-    }
+    let said = call.judged.on_trouble(Trigger::Indeterminate)?;
+    let may_not_repeat = is_irreversible(call) || call.taken() >= MAX_ATTEMPTS;
+    if *said == Trouble::Retry && may_not_repeat { None } else { Some(said.clone()) }
 }
 
 fn is_irreversible(call: &Call) -> bool {

@@ -163,7 +163,7 @@ impl Policy {
         if self.trigger == Trigger::LimitReached && self.scope != Scope::Agent {
             found.push(("scope", "a limit is the whole run's: must be agent".to_owned()));
         }
-        found.extend(self.approval.iter().flat_map(contradictions_of));
+        found.extend(self.approval.iter().filter_map(contradictions_of));
         found
     }
 }

@@ -100,6 +100,21 @@ fn yaml_request(path: &str, token: &str, body: &str) -> Request<Body> {
         .unwrap()
 }
 
+/// The lists find the runs of an agent, or of one version of it.
+async fn check_filters(site: &Site) {
+    for (filter, found) in [
+        ("billing/charger", vec!["of-two", "of-one"]),
+        ("billing/charger@1.0.0", vec!["of-one"]),
+        ("billing/charge", vec![]),
+        ("billing/charger@1", vec![]),
+    ] {
+        let list = site.get(&format!("/v1/runs?agent={filter}")).await;
+        let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, found, "{filter}");
+    }
+    assert_eq!(site.get("/v1/receipts?agent=billing/charger").await["data"], json!([]));
+}
+
 async fn b247_a_run_keeps_its_version_and_says_less_only_beside_it(database: Database) {
     let site = Site::on(database).await;
     let mut one = manifest(&site, "one");
@@ -147,17 +162,7 @@ async fn b247_a_run_keeps_its_version_and_says_less_only_beside_it(database: Dat
     );
     assert_eq!(deploy(&site, "1.0.0").await.status, 201);
     assert_eq!(site.get("/v1/runs/of-two").await["agent"], "billing/charger@2.0.0", "it keeps its version");
-    for (filter, found) in [
-        ("billing/charger", vec!["of-two", "of-one"]),
-        ("billing/charger@1.0.0", vec!["of-one"]),
-        ("billing/charge", vec![]),
-        ("billing/charger@1", vec![]),
-    ] {
-        let list = site.get(&format!("/v1/runs?agent={filter}")).await;
-        let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
-        assert_eq!(ids, found, "{filter}");
-    }
-    assert_eq!(site.get("/v1/receipts?agent=billing/charger").await["data"], json!([]));
+    check_filters(&site).await;
     site.send(Method::POST, "/v1/agents/billing/charger/versions/2.0.0/deprecate", &Value::Null).await;
     assert_eq!(pointers(&create(named("billing/charger@2.0.0")).await), ["/agent"]);
     assert_eq!(pointers(&create(json!({ "input": "Go." })).await), ["/model"]);

@@ -206,91 +206,74 @@ async fn b214_a_rule_says_what_is_done_about_an_unknown_outcome(database: Databa
     assert_eq!(site.sent().len(), 6, "nothing was sent again but by the rule that says so");
 }
 
+/// The answer to a run with these rules.
+async fn with_rules(site: &Site, policies: Value) -> crate::http::harness::Answer {
+    site.send(Method::POST, "/v1/runs", &site.calling("r", &[("charge", json!({}))], policies)).await
+}
+
 #[tokio::test]
-async fn b232_b248_rules_that_cannot_be_honoured_are_refused_with_every_pointer() {
+async fn b232_b248_rules_that_mean_nothing_are_refused_with_every_pointer() {
     let site = Site::on(Database::sqlite().await).await;
-    let refused = async |policies: Value| {
-        let body = site.calling("r", &[("charge", json!({}))], policies);
-        site.send(Method::POST, "/v1/runs", &body).await
-    };
     let said = faults(
-        &refused(json!([
-            { "name": "a", "when": "args.amount >", "action": "deny" },
-            { "name": "a", "action": "retry" },
-            { "name": "c", "scope": "server:nowhere", "action": "deny" },
-            { "name": "d", "trigger": "limit:reached", "when": "args.x == 1", "action": "fail" },
-            { "name": "e", "action": "require_approval", "approval": { "on_timeout": "escalate", "timeout_s": 5 } },
-            { "name": "f", "action": "deny", "when": format!("1{} > 0", "+1".repeat(600)) },
-        ]))
-        .await,
-    );
-    let at: Vec<&str> = said.iter().map(|(pointer, _)| pointer.as_str()).collect();
-    assert_eq!(at, ["/policies/5/when"], "its length is looked at with the form of the body");
-    let said = faults(
-        &refused(json!([
-            { "name": "a", "when": "args.amount >", "action": "deny" },
-            { "name": "a", "action": "retry" },
-            { "name": "c", "scope": "server:nowhere", "action": "deny" },
-            { "name": "d", "trigger": "limit:reached", "when": "args.x == 1", "action": "fail" },
-            { "name": "e", "action": "require_approval", "approval": { "on_timeout": "escalate", "timeout_s": 5 } },
-        ]))
+        &with_rules(
+            &site,
+            json!([
+                { "name": "a", "when": "args.amount >", "action": "deny" },
+                { "name": "a", "action": "retry" },
+                { "name": "c", "scope": "server:nowhere", "action": "deny" },
+                { "name": "d", "trigger": "limit:reached", "when": "args.x == 1", "action": "fail" },
+                { "name": "e", "action": "require_approval", "approval": { "on_timeout": "escalate", "timeout_s": 5 } },
+            ]),
+        )
         .await,
     );
     let mut at: Vec<&str> = said.iter().map(|(pointer, _)| pointer.as_str()).collect();
     at.sort_unstable();
-    assert_eq!(
-        at,
-        [
-            "/policies/0/when",
-            "/policies/1/action",
-            "/policies/1/name",
-            "/policies/2/scope",
-            "/policies/3/when",
-            "/policies/4/approval/escalate_to",
-        ],
-        "{said:?}"
-    );
+    let expected = [
+        "/policies/0/when",
+        "/policies/1/action",
+        "/policies/1/name",
+        "/policies/2/scope",
+        "/policies/3/when",
+        "/policies/4/approval/escalate_to",
+    ];
+    assert_eq!(at, expected, "{said:?}");
     let compiled = said.iter().find(|(pointer, _)| pointer == "/policies/0/when").unwrap();
     assert!(compiled.1.starts_with("line 1, column "), "{compiled:?}");
+}
+
+#[tokio::test]
+async fn b248_rules_of_the_wrong_form_are_refused_with_their_pointer() {
+    let site = Site::on(Database::sqlite().await).await;
+    let asks = |approval: Value| json!({ "name": "a", "action": "require_approval", "approval": approval });
+    let long = format!("1{} > 0", "+1".repeat(600));
     for (rule, pointer) in [
         (json!({ "name": "a", "action": "deny", "wehn": "true" }), "/policies/0/wehn"),
         (json!({ "name": "a", "action": "forbid" }), "/policies/0/action"),
         (json!({ "name": "a", "action": "deny", "scope": "worker:x" }), "/policies/0/scope"),
         (json!({ "name": "a", "action": "deny", "trigger": "dispatch:lost" }), "/policies/0/trigger"),
+        (json!({ "name": "a", "action": "deny", "when": long }), "/policies/0/when"),
         (json!({ "action": "deny" }), "/policies/0/name"),
         (json!({ "name": "a" }), "/policies/0/action"),
-        (
-            json!({ "name": "a", "action": "require_approval", "approval": { "required": 0 } }),
-            "/policies/0/approval/required",
-        ),
-        (
-            json!({ "name": "a", "action": "require_approval", "approval": { "quorum": 2 } }),
-            "/policies/0/approval/quorum",
-        ),
+        (asks(json!({ "required": 0 })), "/policies/0/approval/required"),
+        (asks(json!({ "quorum": 2 })), "/policies/0/approval/quorum"),
     ] {
-        assert_eq!(pointers(&refused(json!([rule])).await), [pointer], "{rule}");
+        assert_eq!(pointers(&with_rules(&site, json!([rule])).await), [pointer], "{rule}");
     }
-    let mut body = site.calling(
-        "r",
-        &[("charge", json!({}))],
-        json!([
-            { "name": "again", "trigger": "dispatch:indeterminate", "action": "retry" },
-        ]),
-    );
+}
+
+#[tokio::test]
+async fn b248_a_rule_names_what_is_there_and_repeats_nothing_irreversible() {
+    let site = Site::on(Database::sqlite().await).await;
+    let again = json!([{ "name": "again", "trigger": "dispatch:indeterminate", "action": "retry" }]);
+    let mut body = site.calling("r", &[("charge", json!({}))], again);
     body["mcp"][0]["side_effect_class"] = json!({ "charge": "irreversible_action" });
     assert_eq!(pointers(&site.send(Method::POST, "/v1/runs", &body).await), ["/policies/0/action"]);
     let mut alone = site.calling("r", &[], json!([{ "name": "a", "scope": "tool:charge", "action": "deny" }]));
     alone["mcp"] = json!([]);
     assert_eq!(pointers(&site.send(Method::POST, "/v1/runs", &alone).await), ["/policies/0/scope"]);
-    let run = site
-        .settled(&site.calling(
-            "warned",
-            &[("charge", json!({}))],
-            json!([
-                { "name": "typo", "scope": "tool:chrage", "action": "deny" },
-            ]),
-        ))
-        .await;
+    let typo = json!([{ "name": "typo", "scope": "tool:chrage", "action": "deny" }]);
+    let run = site.settled(&site.calling("warned", &[("charge", json!({}))], typo)).await;
     assert_eq!(run["warnings"][0]["setting"], "policies", "{run}");
     assert!(run["warnings"][0]["message"].as_str().unwrap().contains("'chrage'"), "{run}");
 }
