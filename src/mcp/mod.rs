@@ -23,6 +23,7 @@ mod outline;
 mod params;
 mod pool;
 mod progress;
+mod promise;
 mod session_stream;
 mod shape;
 mod sight;

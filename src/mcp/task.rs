@@ -201,7 +201,7 @@ fn read(mut message: Value, promised: Option<Promised<'_>>) -> Said {
     }
     let mut state = message.get_mut("result").map(Value::take).unwrap_or_default();
     let status = state.get("status").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let mut ended = |member: &str| {
+    let ended = |member: &str| {
         let value = state.get_mut(member).map(Value::take).filter(Value::is_object);
         value.map_or(Said::Error, |value| {
             let answer = Stage::Answered(json!({ member: value }));
