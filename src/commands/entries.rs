@@ -1,12 +1,14 @@
 //! The MCP entries of a request as a run is bound to them: inline ones, and registered servers that they tighten.
 
+use serde_json::Value;
+
 use super::faults::Faults;
 use super::request::EntryRequest;
 use super::{Asker, CommandError, Commands, entry};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::run::tighten::tighten;
-use crate::schema::{Budget, Unusable};
-use crate::secrets::RunSecrets;
+use crate::schema::{Budget, FAULT_MAX, Unusable};
+use crate::secrets::{Redactor, RunSecrets};
 
 impl Commands {
     /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
@@ -51,18 +53,30 @@ impl Commands {
         budget: &mut Budget,
         faults: &mut Faults,
     ) -> Result<(), CommandError> {
-        let schemas = self.dispatch.schemas();
         for (tool, schema) in request.input_schemas.iter().flatten() {
-            match schemas.of(&asker.tenant, schema, budget).await {
-                Ok(_) => {}
-                Err(Unusable::Fault(why)) => {
-                    let tool = tool.replace('~', "~0").replace('/', "~1");
-                    faults.add(format!("{at}/input_schemas/{tool}"), why.as_ref());
-                }
-                Err(Unusable::Busy(busy)) => return Err(CommandError::NotEvaluated(format!("a JSON Schema {busy}"))),
-            }
+            let tool = tool.replace('~', "~0").replace('/', "~1");
+            self.check_schema(asker, schema, format!("{at}/input_schemas/{tool}"), budget, faults).await?;
         }
         Ok(())
+    }
+
+    /// One schema of a request: it must compile, within what all of them may cost.
+    pub(super) async fn check_schema(
+        &self,
+        asker: &Asker,
+        schema: &Value,
+        at: String,
+        budget: &mut Budget,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        match self.dispatch.schemas().of(&asker.tenant, schema, budget).await {
+            Ok(_) => Ok(()),
+            Err(Unusable::Fault(why)) => {
+                faults.add(at, Redactor::default().cut(&why, FAULT_MAX));
+                Ok(())
+            }
+            Err(Unusable::Busy(busy)) => Err(CommandError::NotEvaluated(format!("a JSON Schema {busy}"))),
+        }
     }
 
     async fn inline_entry(

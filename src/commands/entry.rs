@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::faults::Faults;
 use super::request::EntryRequest;
-use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
+use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, repeats_what_cannot_be_undone};
 use crate::run::tighten::Beside;
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
@@ -34,14 +34,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     if let Some(auth) = &request.auth {
         check_auth(auth, &format!("{at}/auth"), faults);
     }
-    let irreversible = |class: &PerTool<SideEffectClass>| match class {
-        PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
-        PerTool::Each(map) => map.iter().any(|(tool, class)| {
-            *class == SideEffectClass::IrreversibleAction
-                && request.replay.as_ref().is_some_and(|replay| replay.of(tool).is_some())
-        }),
-    };
-    let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
+    let contradicts = repeats_what_cannot_be_undone(request.replay.as_ref(), request.side_effect_class.as_ref());
     faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
     if request.url.is_none() {
         faults.add(format!("{at}/url"), "is required, or `server`");

@@ -12,7 +12,9 @@ use crate::run::fact::Ruling;
 use crate::run::ids::TenantId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
-use crate::schema::{Budget, Schema, Schemas, Unusable};
+use crate::run::structured::value_of;
+use crate::schema::{Budget, FAULT_MAX, Schema, Schemas, Unusable};
+use crate::secrets::Redactor;
 
 /// The rule of a call to a tool that the model was not offered.
 const UNKNOWN_TOOL: &str = "unknown-tool";
@@ -89,10 +91,27 @@ impl Gate {
         }
     }
 
+    /// What a final answer is, where a structure was asked for.
+    ///
+    /// # Errors
+    /// Why it is not what was asked for.
+    pub async fn answer(&self, schema: &Value, text: &str) -> Result<Value, String> {
+        let value = value_of(text)?;
+        let schema = self.schemas.of(&self.tenant, schema, &mut Budget::of_one()).await;
+        let schema = schema.map_err(|fault| format!("the schema cannot be used: it {fault}"))?;
+        let flaws = self.schemas.flaws(&self.tenant, &schema, &value, MAX_FAULTS).await;
+        let flaws = flaws.map_err(|busy| format!("it was not checked: the check {busy}"))?;
+        let told: Vec<String> =
+            flaws.iter().map(|flaw| Redactor::default().cut(&flaw.to_string(), FAULT_MAX)).collect();
+        if told.is_empty() { Ok(value) } else { Err(told.join("; ")) }
+    }
+
     async fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
         let validators = match self.compiled(tool).await {
             Ok(compiled) => compiled,
-            Err(Unusable::Fault(why)) => return Some(format!("its input schema {why}")),
+            Err(Unusable::Fault(why)) => {
+                return Some(format!("its input schema {}", Redactor::default().cut(&why, FAULT_MAX)));
+            }
             Err(Unusable::Busy(busy)) => return Some(format!("it {busy}")),
         };
         let mut faults = Vec::new();
@@ -103,6 +122,8 @@ impl Gate {
             }
         }
         faults.truncate(MAX_FAULTS);
+        // What the model wrote and was offered is clean.
+        let faults: Vec<String> = faults.iter().map(|fault| Redactor::default().cut(fault, FAULT_MAX)).collect();
         (!faults.is_empty()).then(|| faults.join("; "))
     }
 

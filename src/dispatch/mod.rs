@@ -10,6 +10,7 @@ mod fresh;
 mod gate;
 mod registry;
 mod target;
+mod told;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
-pub use declared::Declared;
+pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
@@ -38,6 +39,7 @@ use crate::schema::Schemas;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use registry::Registry;
+use told::EverTold;
 
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -136,6 +138,7 @@ pub struct Dispatch {
     store: Arc<dyn Store>,
     registry: Registry,
     tokens: Arc<Tokens>,
+    told: Arc<EverTold>,
 }
 
 impl Dispatch {
@@ -148,7 +151,7 @@ impl Dispatch {
         tokens: Arc<Tokens>,
     ) -> Self {
         let registry = Registry::new(Arc::clone(&store), Arc::clone(&keys), Declared::default());
-        Self { pool, egress, keys, store, registry, tokens }
+        Self { pool, egress, keys, store, registry, tokens, told: Arc::default() }
     }
 
     /// The same with servers that the operator declared.
@@ -268,14 +271,9 @@ impl Dispatch {
         let unreachable = |message: String| Unreachable { server: entry.label().to_owned(), message };
         let drive = (reader.uid, reader.fence);
         let target = self.target(&reader.tenant, entry, drive, secrets).await.map_err(unreachable)?;
-        let read = self.pool.read(&reader.tenant, &target.reached, max_age).await;
-        let told = target.told();
-        match read {
-            Ok((catalog, subscription)) => {
-                Ok((Some(told.catalog(&catalog).map_or(catalog, Arc::new)), Some(subscription)))
-            }
-            Err(fault) => Err(unreachable(told.text(&fault.to_string()).into_owned())),
-        }
+        let read = self.pool.read(&reader.tenant, &target, max_age).await;
+        let (catalog, subscription) = read.map_err(|fault| unreachable(fault.message))?;
+        Ok((Some(catalog), Some(subscription)))
     }
 
     /// Waits for the end of a call that its server goes on with by itself.
@@ -302,8 +300,7 @@ impl Dispatch {
         let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
         let task =
             TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
-        let outcome = self.pool.follow(&caller.tenant, &target.reached, &task, wait.cancel).await;
-        target.told().outcome(outcome)
+        self.pool.follow(&caller.tenant, &target, &task, wait.cancel).await
     }
 
     /// Sends one call whose receipt is stored, and waits for what comes of it.
@@ -320,13 +317,11 @@ impl Dispatch {
         };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(target) => {
-                let target = Arc::new(target);
-                let asked = Arc::clone(&target);
-                let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| asked.told().ask(ask));
+                let told = target.told.clone();
+                let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| told.now().ask(ask));
                 let asks = entry.offers_asks().then(door);
                 let request = ToolRequest { progress: out.progress, asks, ..request };
-                let outcome = self.pool.call(&caller.tenant, &target.reached, request, out.cancel).await;
-                target.told().outcome(outcome)
+                self.pool.call(&caller.tenant, &target, request, out.cancel).await
             }
             Err(why) => {
                 let message =

@@ -8,8 +8,9 @@ use url::Url;
 
 use super::credential::{Credential, credential};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
+use super::told::Place;
 use super::{Dispatch, Sighting, Unreachable};
-use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer};
+use crate::mcp::{Endpoint, McpTarget, Offers, StdioServer, Told};
 use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::binding::Binding;
@@ -27,21 +28,6 @@ type Drive = (RunUid, Fence);
 /// How long a look at a server may take in all.
 const SIGHT_TIME: Duration = Duration::from_secs(15);
 
-/// A server as it is reached now, and what it is told.
-pub(super) struct Target {
-    pub(super) reached: McpTarget,
-    /// Takes what it is told out of what it says.
-    told: Redactor,
-}
-
-impl Target {
-    /// Takes out what it was told until now: tokens are got while it is spoken to.
-    pub(super) fn told(&self) -> Redactor {
-        let spoken = self.reached.bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();
-        self.told.clone().and(&spoken)
-    }
-}
-
 impl Dispatch {
     /// # Errors
     /// Why it cannot be reached, in words.
@@ -51,7 +37,7 @@ impl Dispatch {
         entry: &McpEntry,
         drive: Drive,
         secrets: &RunSecrets,
-    ) -> Result<Target, String> {
+    ) -> Result<McpTarget, String> {
         if let Some(name) = &entry.server {
             return self.registered_target(tenant, name, entry, Some(drive), secrets).await;
         }
@@ -67,7 +53,8 @@ impl Dispatch {
             Some((name, SecretOwner::Tenant { .. })) => (None, Some(secret_origin(name))),
         };
         let told = secret.map(|(auth, secret)| credential(&self.tokens, tenant, auth, &url, secret)).transpose()?;
-        Ok(put_together(entry, entry, url, told, secrets, Whose { drive: Some(drive), private_to, origin }))
+        let whose = Whose { tenant, drive: Some(drive), private_to, origin };
+        Ok(self.put_together((entry, entry), url, told, secrets, whose))
     }
 
     async fn registered_target(
@@ -77,7 +64,7 @@ impl Dispatch {
         entry: &McpEntry,
         drive: Option<Drive>,
         secrets: &RunSecrets,
-    ) -> Result<Target, String> {
+    ) -> Result<McpTarget, String> {
         let server = self.server(tenant, name, Duration::MAX).await?;
         let server = server.ok_or_else(|| format!("there is no registered server named '{name}' any more"))?;
         if let Some(process) = &server.process {
@@ -92,8 +79,8 @@ impl Dispatch {
                 Some(credential(&self.tokens, tenant, auth, &url, opened.of_client(auth.secret()))?)
             }
         };
-        let whose = Whose { drive, private_to: None, origin: Some(server_origin(name)) };
-        Ok(put_together(entry, &server.entry, url, secret, secrets, whose))
+        let whose = Whose { tenant, drive, private_to: None, origin: Some(server_origin(name)) };
+        Ok(self.put_together((entry, &server.entry), url, secret, secrets, whose))
     }
 
     async fn server(&self, tenant: &TenantId, name: &str, max_age: Duration) -> Result<Option<Arc<Server>>, String> {
@@ -174,25 +161,41 @@ impl Dispatch {
     ) -> Redactor {
         let entries = &binding.entries;
         let samples = entries.iter().filter_map(|entry| Some(&entry.sampling.as_ref()?.model));
-        let mut keys: Vec<SecretString> = secrets.opened().map(|(_, value)| value.clone()).collect();
+        let mut told = Redactor::of(secrets.opened().map(|(_, value)| value));
         for model in samples.chain([model]) {
             match self.model_secret(&reader.tenant, model, secrets).await {
-                Ok(key) => keys.extend(key),
+                Ok(key) => told = told.joined(&self.told_to_model(&reader.tenant, model, key, secrets)),
                 Err(fault) => {
                     tracing::debug!(run = %reader.uid.0, %fault, "a model's key is not there to be looked for");
                 }
             }
         }
-        let mut told = Redactor::of(&keys);
         for entry in entries.iter().filter(|entry| !entry.is_unused()) {
             match self.target(&reader.tenant, entry, (reader.uid, reader.fence), secrets).await {
-                Ok(target) => told = told.joined(&target.told()),
+                Ok(target) => told = told.joined(&target.told.now()),
                 Err(fault) => {
                     tracing::debug!(run = %reader.uid.0, fault, "a server's secret is not there to be looked for");
                 }
             }
         }
         told
+    }
+
+    /// The key of a model, and those that it was told before.
+    fn told_to_model(
+        &self,
+        tenant: &TenantId,
+        model: &ModelSpec,
+        key: Option<SecretString>,
+        secrets: &RunSecrets,
+    ) -> Redactor {
+        let is_runs_own = model.secret.as_ref().is_some_and(|name| !matches!(secrets.find(name), Found::Nothing));
+        let place = (tenant.clone(), model.address().unwrap_or_default().to_owned());
+        let key = key.as_slice();
+        if !is_runs_own {
+            self.told.note(std::slice::from_ref(&place), key);
+        }
+        self.told.known(&place).and(key)
     }
 
     /// Whether a stored secret may go to that address, as it stands now. `None`: there is no such secret.
@@ -245,62 +248,83 @@ impl Dispatch {
         let entry = self.registered(tenant, name).await.map_err(unreachable)?.ok_or(None)?;
         let looking = async {
             let target = self.registered_target(tenant, name, &entry, None, &RunSecrets::new()).await?;
-            let sighting = self.pool.sight(tenant, &target.reached).await;
-            let told = target.told();
-            let mut sighting = sighting.map_err(|fault| told.text(&fault.to_string()).into_owned())?;
-            told.value(&mut sighting.server_info);
-            told.value(&mut sighting.capabilities);
-            if let Some(clean) = told.catalog(&sighting.catalog) {
-                sighting.catalog = Arc::new(clean);
-            }
-            Ok(sighting)
+            self.pool.sight(tenant, &target).await.map_err(|fault| fault.message)
         };
         let looked = tokio::time::timeout(SIGHT_TIME, looking).await;
         let looked = looked.unwrap_or_else(|_elapsed| Err(format!("no answer within {} s", SIGHT_TIME.as_secs())));
         looked.map(|sighting| (entry, sighting)).map_err(unreachable)
     }
+
+    /// `entry` is what the run is bound to, `registered` where it leads.
+    fn put_together(
+        &self,
+        (entry, registered): (&McpEntry, &McpEntry),
+        url: Url,
+        credential: Option<Credential>,
+        secrets: &RunSecrets,
+        whose: Whose<'_>,
+    ) -> McpTarget {
+        let told = self.told_there(&url, credential.as_ref(), secrets, &whose);
+        let (secret_header, bearer) = credential.map(|told| (told.header, told.bearer)).unwrap_or_default();
+        let offers = offers_of(entry, whose.drive);
+        McpTarget {
+            endpoint: Endpoint::Http(url),
+            headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+            secret_header,
+            bearer,
+            timeouts: entry.timeouts,
+            // The credential is the run's own, or its server may ask this run: so is the connection.
+            private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
+            offers,
+            origin: whose.origin,
+            told,
+        }
+    }
+
+    /// The run's own secrets, and whatever the tenant ever told that server: it may repeat what was replaced since.
+    fn told_there(&self, url: &Url, credential: Option<&Credential>, secrets: &RunSecrets, whose: &Whose<'_>) -> Told {
+        let secret = credential.map(|credential| &credential.secret);
+        let own = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret));
+        let places: Vec<Place> = [url.as_str().split(['?', '#']).next(), whose.origin.as_deref()]
+            .into_iter()
+            .flatten()
+            .map(|place| (whose.tenant.clone(), place.to_owned()))
+            .collect();
+        if let (Some(secret), None) = (secret, whose.private_to) {
+            self.told.note(&places, std::slice::from_ref(secret));
+        }
+        let bearer = credential.and_then(|credential| credential.bearer.clone());
+        // What a run's own secret bought ends with the run, like the secret.
+        let (ever, is_kept) = (Arc::clone(&self.told), whose.private_to.is_none());
+        Told::new(move || {
+            let spoken = bearer.as_ref().map(|bearer| bearer.spoken()).unwrap_or_default();
+            if is_kept {
+                ever.note(&places, &spoken);
+            }
+            places.iter().fold(own.clone().and(&spoken), |told, place| told.joined(&ever.known(place)))
+        })
+    }
 }
 
 /// Which runs a connection may serve, and what it was looked up by.
-struct Whose {
+struct Whose<'a> {
+    tenant: &'a TenantId,
     drive: Option<Drive>,
     private_to: Option<Drive>,
     origin: Option<String>,
 }
 
-/// `entry` is what the run is bound to, `registered` where it leads.
-fn put_together(
-    entry: &McpEntry,
-    registered: &McpEntry,
-    url: Url,
-    told: Option<Credential>,
-    secrets: &RunSecrets,
-    whose: Whose,
-) -> Target {
-    let secret = told.as_ref().map(|told| &told.secret);
-    let redactor = Redactor::of(secrets.opened().map(|(_, value)| value).chain(secret));
-    let (secret_header, bearer) = told.map(|told| (told.header, told.bearer)).unwrap_or_default();
-    let offers = offers_of(entry, whose.drive);
-    let reached = McpTarget {
-        endpoint: Endpoint::Http(url),
-        headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
-        secret_header,
-        bearer,
-        timeouts: entry.timeouts,
-        // The credential is the run's own, or its server may ask this run: so is the connection.
-        private_to: whose.private_to.or(whose.drive.filter(|_| offers.any())),
-        offers,
-        origin: whose.origin,
-    };
-    Target { reached, told: redactor }
-}
-
 /// A process of ours. What the operator gave it to keep is taken out of what it says.
-fn process_target(process: &Arc<StdioServer>, entry: &McpEntry, drive: Option<Drive>, secrets: &RunSecrets) -> Target {
+fn process_target(
+    process: &Arc<StdioServer>,
+    entry: &McpEntry,
+    drive: Option<Drive>,
+    secrets: &RunSecrets,
+) -> McpTarget {
     let offers = offers_of(entry, drive);
     let given = process.env.iter().map(|(_, value)| value);
     let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(given));
-    let reached = McpTarget {
+    McpTarget {
         endpoint: Endpoint::Stdio(Arc::clone(process)),
         headers: Vec::new(),
         secret_header: None,
@@ -309,8 +333,8 @@ fn process_target(process: &Arc<StdioServer>, entry: &McpEntry, drive: Option<Dr
         private_to: drive.filter(|_| offers.any()),
         offers,
         origin: Some(server_origin(&process.name)),
-    };
-    Target { reached, told }
+        told: Told::new(move || told.clone()),
+    }
 }
 
 /// What a server may ask of the run. Where no run is, nothing can be asked of it.

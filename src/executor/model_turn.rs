@@ -115,7 +115,12 @@ impl Drive<'_> {
         match answer {
             Answer::Turn(turn, parts) => {
                 let rulings = self.rule(&turn).await;
-                self.decide(Fact::TurnEnded { turn, parts, rulings }).await
+                let schema = self.envelope.spec.output_schema.as_ref().filter(|_| turn.calls.is_empty());
+                let structured = match schema {
+                    Some(schema) => Some(self.gate.answer(schema, &turn.text).await),
+                    None => None,
+                };
+                self.decide(Fact::TurnEnded { turn, parts, rulings, structured }).await
             }
             Answer::Failed(error) => self.give_up_or_wait(error).await,
             Answer::Cancelled => Ok(()),

@@ -11,9 +11,6 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::McpFault;
 use crate::net::Challenge;
 
-/// Longest text of a server's scopes that is shown, in characters.
-const SCOPES_SHOWN: usize = 200;
-
 /// A token, and which of its source's tokens it is.
 #[derive(Clone, Debug)]
 pub struct BearerToken {
@@ -117,7 +114,7 @@ pub(super) fn missing_scope(status: StatusCode, challenge: Option<&Challenge>) -
         status == StatusCode::FORBIDDEN && challenge.error.as_deref() == Some("insufficient_scope")
     })?;
     let wanted = challenge.scope.as_deref().unwrap_or_default();
-    let wanted: String = wanted.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(SCOPES_SHOWN).collect();
+    let wanted: String = wanted.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').collect();
     let wanted = if wanted.is_empty() { String::new() } else { format!(" (it asks for \"{wanted}\")") };
     Some(format!("the credential lacks a scope{wanted}"))
 }

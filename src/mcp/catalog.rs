@@ -12,11 +12,11 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::McpFault;
 use super::attempt::{Attempt, Stage};
 use super::connection::Connection;
 use super::listing::{Page, Reader, Unread};
 use super::pool::Lease;
+use super::{McpFault, Told};
 use crate::failpoint;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::TenantId;
@@ -130,10 +130,10 @@ impl Connection {
     /// looked at, and for whom.
     ///
     /// # Errors
-    /// What went wrong, in words without secrets.
+    /// What went wrong, as the server says it.
     pub(super) async fn tools(
         &self,
-        desk: (&Arc<Schemas>, &TenantId),
+        desk: (&Arc<Schemas>, &TenantId, &Told),
         max_age: Duration,
         patience: Duration,
     ) -> Result<Reading, McpFault> {
@@ -170,11 +170,11 @@ impl Connection {
     /// All pages, and how long the server says that they hold: as long as the page that expires first.
     async fn read_pages(
         &self,
-        (schemas, tenant): (&Arc<Schemas>, &TenantId),
+        (schemas, tenant, told): (&Arc<Schemas>, &TenantId, &Told),
         until: Instant,
     ) -> Result<(ServedCatalog, Option<Duration>), McpFault> {
-        let budget = Budget::of_set();
-        let mut reader = Reader { schemas: Arc::clone(schemas), has_header_params: !self.has_sessions, budget };
+        let (schemas_of, has_header_params) = (Arc::clone(schemas), !self.has_sessions);
+        let mut reader = Reader { schemas: schemas_of, has_header_params, budget: Budget::of_set(), told: told.now() };
         let (mut catalog, mut ttl) = (ServedCatalog::default(), None);
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
         let (mut cursor, mut bytes): (Option<String>, usize) = (None, 0);
@@ -235,7 +235,6 @@ impl Connection {
                     }
                     Some(error) => {
                         let text = error.get("message").and_then(Value::as_str).unwrap_or("an error");
-                        let text: String = text.chars().take(500).collect();
                         Err(unreadable(&format!("it answered \"{text}\"")))
                     }
                     None => Ok(Listed::Result(message.get_mut("result").map(Value::take).unwrap_or_default())),

@@ -35,7 +35,7 @@ use super::outcome::Ended;
 use super::params;
 use super::progress::Listeners;
 use super::wire::IDEMPOTENCY_KEY;
-use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, Sighting, ToolRequest};
+use super::{FaultKind, McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
 use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 
@@ -156,13 +156,13 @@ impl Connection {
     /// What went wrong, in words without secrets.
     pub(super) async fn open_on(
         (transport, link): (impl Transport<RoleClient> + 'static, Link),
-        offers: Offers,
+        target: &McpTarget,
         lifecycle: ClientLifecycleMode,
         patience: Duration,
         (server, eras): (&str, &Arc<Eras>),
     ) -> Result<Self, McpFault> {
         let ears = Ears::new(false);
-        let shaken = shake((transport, link), ears, offers, lifecycle, Instant::now() + patience).await;
+        let shaken = shake((transport, link), ears, target, lifecycle, Instant::now() + patience).await;
         shaken.map(|shaken| Self::of(shaken, server, eras)).map_err(|undone| fault_of(undone, patience))
     }
 

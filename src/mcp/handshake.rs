@@ -24,7 +24,7 @@ use super::link::Link;
 use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::{EVENT_STREAM, is_kind};
-use super::{FaultKind, McpFault, McpTarget, Offers, PoolSettings, body};
+use super::{FaultKind, McpFault, McpTarget, PoolSettings, body};
 use crate::net::EgressClient;
 
 /// Calls of one connection that may be on their way at once; the executor's own limits are far below.
@@ -73,17 +73,18 @@ pub(super) enum Undone {
 pub(super) async fn shake(
     (transport, client): (impl Transport<RoleClient> + 'static, Link),
     ears: Arc<Ears>,
-    offers: Offers,
+    target: &McpTarget,
     lifecycle: ClientLifecycleMode,
     until: Instant,
 ) -> Result<Shaken, Undone> {
     let progress = Listeners::default();
-    let asker = Asker::new(offers, client.clone());
+    let asker = Asker::new(target.offers, client.clone());
     let listener = Listener { ears: Arc::clone(&ears), progress: progress.clone(), asker };
     let service = match tokio::time::timeout_at(until, listener.serve_with_lifecycle(transport, lifecycle)).await {
         Ok(Ok(service)) => service,
         Ok(Err(error)) => {
-            tracing::debug!(fault = %error, "an MCP handshake failed");
+            let said = error.to_string();
+            tracing::debug!(fault = %target.told.now().text(&said), "an MCP handshake failed");
             let unknown = || (FaultKind::Protocol, "the handshake failed".to_owned());
             let fault = client.last_fault().unwrap_or_else(unknown);
             return Err(if client.was_answered() { Undone::Refused(fault) } else { Undone::Unreachable(fault) });
@@ -132,7 +133,7 @@ impl Dial<'_> {
         );
         let transport = StreamableHttpClientTransport::with_client(client.clone(), config_of(self.url, headers));
         let link = Link::Http(client.clone());
-        let shaken = shake((transport, link), ears, target.offers, lifecycle_of(is_old), self.until).await;
+        let shaken = shake((transport, link), ears, target, lifecycle_of(is_old), self.until).await;
         (shaken, client.was_silent())
     }
 

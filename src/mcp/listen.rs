@@ -53,7 +53,7 @@ impl Ear {
         let mut stream = match self.peer.listen(filter).await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::debug!(fault = %error, "a server could not be listened to");
+                tracing::debug!(fault = word(&error), "a server could not be listened to");
                 return if has_none(&error) { Heard::Nothing } else { Heard::Failed };
             }
         };
@@ -67,7 +67,7 @@ impl Ear {
                 Ok(Some(_)) => {}
                 Ok(None) => return Heard::Something,
                 Err(error) => {
-                    tracing::debug!(fault = %error, "a stream of announcements broke");
+                    tracing::debug!(fault = word(&error), "a stream of announcements broke");
                     return Heard::Failed;
                 }
             }
@@ -82,6 +82,17 @@ enum Heard {
     Something,
     /// This time it did not work.
     Failed,
+}
+
+/// What kind of fault it is; in the library's words it would quote the server.
+const fn word(error: &ServiceError) -> &'static str {
+    match error {
+        ServiceError::McpError(_) => "the server answered with an error",
+        ServiceError::TransportClosed => "the connection ended",
+        ServiceError::TransportSend(_) => "the request could not be sent",
+        ServiceError::Timeout { .. } => "no answer in time",
+        _ => "no answer that can be read",
+    }
 }
 
 fn has_none(error: &ServiceError) -> bool {

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 use super::params;
 use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 use crate::run::json::has_control;
-use crate::schema::{AtDesk, Budget, Schemas};
+use crate::schema::{AtDesk, Budget, FAULT_MAX, Schemas};
+use crate::secrets::Redactor;
 
 /// Longest name of a tool, in bytes. The specification asks for 128 at most.
 const NAME_MAX: usize = 512;
@@ -29,6 +30,8 @@ pub(super) struct Reader {
     pub(super) has_header_params: bool,
     /// What the schemas of the pages that are left may cost.
     pub(super) budget: Budget,
+    /// What the server was told.
+    pub(super) told: Redactor,
 }
 
 /// A page with tools that are not read yet.
@@ -134,7 +137,7 @@ impl Reader {
     }
 
     fn fault_of(&mut self, at: &AtDesk, schema: &Value) -> Option<String> {
-        self.schemas.of_here(at, schema, &mut self.budget).err().map(|why| why.to_string())
+        self.schemas.of_here(at, schema, &mut self.budget).err().map(|why| self.told.cut(&why.to_string(), FAULT_MAX))
     }
 }
 
@@ -189,7 +192,12 @@ mod tests {
     fn read(tool: Value) -> ServedCatalog {
         let good = json!({ "name": "good", "inputSchema": { "type": "object" } });
         let mut unread = Unread::of(json!({ "tools": [tool, good] })).unwrap();
-        let mut reader = Reader { schemas: Arc::default(), has_header_params: true, budget: Budget::of_set() };
+        let mut reader = Reader {
+            schemas: Arc::default(),
+            has_header_params: true,
+            budget: Budget::of_set(),
+            told: Redactor::default(),
+        };
         while !unread.is_read() {
             reader.read_on(&AtDesk::for_tests(), &mut unread);
         }
@@ -238,7 +246,12 @@ mod tests {
         let mut tools: Vec<Value> = (0..60).map(tool).collect();
         tools.push(json!({ "name": "plain", "inputSchema": { "type": "object" } }));
         let mut unread = Unread::of(json!({ "tools": tools })).unwrap();
-        let mut reader = Reader { schemas: Arc::default(), has_header_params: true, budget: Budget::of_set() };
+        let mut reader = Reader {
+            schemas: Arc::default(),
+            has_header_params: true,
+            budget: Budget::of_set(),
+            told: Redactor::default(),
+        };
         let (mut slices, began) = (0, std::time::Instant::now());
         while !unread.is_read() {
             reader.read_on(&AtDesk::for_tests(), &mut unread);

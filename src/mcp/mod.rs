@@ -29,6 +29,7 @@ mod shape;
 mod sight;
 mod stdio;
 mod task;
+mod told;
 mod transport;
 mod wire;
 
@@ -51,6 +52,7 @@ pub use progress::ProgressSink;
 pub use sight::Sighting;
 pub use stdio::{StdioServer, stand_guard};
 pub use task::TaskRequest;
+pub use told::Told;
 
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
@@ -72,6 +74,8 @@ pub struct McpTarget {
     pub origin: Option<String>,
     /// What its server may ask of the run.
     pub offers: Offers,
+    /// What is taken out of everything that it says.
+    pub told: Told,
 }
 
 /// What a server may ask of the run whose own connection it is.
@@ -169,7 +173,8 @@ impl fmt::Debug for MayLeave {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct McpFault {
-    /// For people; names the server's fault, never a secret.
+    /// For people; may quote the server, without what it was told.
+    /// Inside of this module: as the server wrote it.
     pub message: String,
     /// What kind of fault it is.
     pub kind: FaultKind,

@@ -42,7 +42,8 @@ use crate::run::call::Task;
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
-use crate::schema::{AtDesk, Schema, Unusable};
+use crate::schema::{AtDesk, FAULT_MAX, Schema, Unusable};
+use crate::secrets::Redactor;
 
 /// The longest `Retry-After` that is waited for inside a call.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
@@ -86,8 +87,13 @@ pub(super) enum Promised<'a> {
     Unusable(Unusable),
 }
 
-/// Decides what one attempt means.
-pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<Promised<'_>>) -> (Outcome, Remedy) {
+/// Decides what one attempt means. What the server was told is taken out of its words before they are cut.
+pub(super) fn classify(
+    stage: Stage,
+    ended: Ended,
+    promised: Option<Promised<'_>>,
+    told: &Redactor,
+) -> (Outcome, Remedy) {
     match stage {
         // The connection ended under it: another one can carry it.
         Stage::Queued if ended == Ended::Settled => (not_sent_in_time(ended), Remedy::Redial),
@@ -96,7 +102,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<Promised<'_>
             let text = format!("The MCP server could not be reached ({why}). The call was not executed.");
             (Outcome::NotSent(ToolError::new("mcp-unreachable", text)), Remedy::Redial)
         }
-        Stage::Status(refusal) => by_status(&refusal),
+        Stage::Status(refusal) => by_status(&refusal, told),
         Stage::Sent => {
             let cause = match ended {
                 Ended::Settled => Cause::LostResponse,
@@ -110,7 +116,7 @@ pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<Promised<'_>
             (Outcome::Unknown(Cause::LostResponse), Remedy::None)
         }
         Stage::TooLarge(excess) => (too_large(excess), Remedy::None),
-        Stage::Answered(message) => (by_answer(message, promised), Remedy::None),
+        Stage::Answered(message) => (by_answer(message, promised, told), Remedy::None),
     }
 }
 
@@ -123,7 +129,7 @@ fn not_sent_in_time(ended: Ended) -> Outcome {
     Outcome::NotSent(error)
 }
 
-fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
+fn by_status(refusal: &HttpRefusal, told: &Redactor) -> (Outcome, Remedy) {
     let status = refusal.status;
     // Interim statuses never end an exchange; one that does is as unknown as a gateway's.
     if status == 408 || !(300..500).contains(&status) {
@@ -134,7 +140,7 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
         429 => "mcp-rate-limited",
         _ => "mcp-refused",
     };
-    let said = refusal.message.as_deref().map(|text| format!(": {}", shortened(text))).unwrap_or_default();
+    let said = refusal.message.as_deref().map(|text| format!(": {}", told.cut(text, MESSAGE_MAX))).unwrap_or_default();
     let text = format!("The MCP server refused the call with HTTP {status}{said}. It was not executed.");
     let remedy = match refusal.retry_after {
         _ if refusal.session_lost => Remedy::NewSession,
@@ -145,10 +151,10 @@ fn by_status(refusal: &HttpRefusal) -> (Outcome, Remedy) {
     (Outcome::NotSent(ToolError::new(code, text)), remedy)
 }
 
-fn by_answer(mut message: Value, promised: Option<Promised<'_>>) -> Outcome {
+fn by_answer(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor) -> Outcome {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let text = error.get("message").and_then(Value::as_str).unwrap_or("The MCP server answered with an error.");
-        return failed("mcp-error", shortened(text), None);
+        return failed("mcp-error", told.cut(text, MESSAGE_MAX), None);
     }
     let output = message.get_mut("result").map(Value::take).unwrap_or_default();
     if is_too_deep(&output) {
@@ -168,27 +174,30 @@ fn by_answer(mut message: Value, promised: Option<Promised<'_>>) -> Outcome {
         Some("input_required") => {
             return match asks::questions(&output) {
                 Ok(questions) => Outcome::InputRequired(Box::new(questions)),
-                Err(why) => failed("input-required", format!("The MCP server asked for input: {why}."), Some(output)),
+                Err(why) => {
+                    let why = told.cut(&why, MESSAGE_MAX);
+                    failed("input-required", format!("The MCP server asked for input: {why}."), Some(output))
+                }
             };
         }
         _ => {}
     }
     if output.get("isError").and_then(Value::as_bool) == Some(true) {
         let text = tool_result::text_of(&output);
-        let text = if text.is_empty() { described(&output) } else { shortened(&text) };
+        let text = if text.is_empty() { described(&output, told) } else { told.cut(&text, MESSAGE_MAX) };
         return failed("tool-error", text, Some(output));
     }
     if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
-        return failed("invalid-output", why, Some(output));
+        return failed("invalid-output", told.cut(&why, FAULT_MAX), Some(output));
     }
     Outcome::Answered(Answer::Done { output })
 }
 
 /// What a failed tool says without a text.
-fn described(output: &Value) -> String {
+fn described(output: &Value, told: &Redactor) -> String {
     let said = tool_result::told(output).output;
     let is_empty = said.as_str() == Some("") || said == *output;
-    if is_empty { "The tool failed without saying why.".to_owned() } else { shortened(&said.to_string()) }
+    if is_empty { "The tool failed without saying why.".to_owned() } else { told.cut(&said.to_string(), MESSAGE_MAX) }
 }
 
 /// The work that a server named instead of a result.
@@ -224,13 +233,6 @@ fn breaks_promise(output: &Value, promised: Promised<'_>) -> Option<String> {
 
 pub(super) fn failed(code: &str, message: String, output: Option<Value>) -> Outcome {
     Outcome::Answered(Answer::Failed { error: ToolError::new(code, message), output })
-}
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MESSAGE_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-    }
 }
 
 #[cfg(test)]

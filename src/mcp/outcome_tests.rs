@@ -13,7 +13,7 @@ fn answered(message: Value) -> Stage {
 
 #[track_caller]
 fn class(stage: Stage, ended: Ended) -> String {
-    match classify(stage, ended, None).0 {
+    match classify(stage, ended, None, &Redactor::default()).0 {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, .. }) => format!("failed {}", error.code),
         Outcome::NotSent(error) => format!("not sent {}", error.code),
@@ -92,7 +92,14 @@ fn b103_structured_content_must_keep_the_output_schema() {
     let (at, schemas) = (AtDesk::for_tests(), Schemas::default());
     let schema = schemas.of_here(&at, &schema, &mut Budget::of_one()).unwrap();
     let promised = || Some(Promised::By(&at, Arc::clone(&schema)));
-    let code = |result: Value| match classify(answered(json!({ "result": result })), Ended::Settled, promised()).0 {
+    let code = |result: Value| match classify(
+        answered(json!({ "result": result })),
+        Ended::Settled,
+        promised(),
+        &Redactor::default(),
+    )
+    .0
+    {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, output }) => {
             assert!(output.is_some(), "the raw answer is kept");
@@ -108,7 +115,7 @@ fn b103_structured_content_must_keep_the_output_schema() {
 
 #[test]
 fn only_a_lost_session_a_new_token_no_connection_and_a_short_rate_limit_are_tried_again() {
-    let remedy = |stage: Stage| classify(stage, Ended::Settled, None).1;
+    let remedy = |stage: Stage| classify(stage, Ended::Settled, None, &Redactor::default()).1;
     let limited = |seconds: u64| {
         Stage::Status(HttpRefusal {
             status: 429,
@@ -137,7 +144,9 @@ fn b210_the_text_of_a_failed_tool_is_the_text_of_its_blocks() {
         { "type": "text", "text": "no such order" }, { "type": "image", "data": "", "mimeType": "image/png" },
         { "type": "text", "text": "try another" },
     ] } });
-    let Outcome::Answered(Answer::Failed { error, .. }) = classify(answered(message), Ended::Settled, None).0 else {
+    let Outcome::Answered(Answer::Failed { error, .. }) =
+        classify(answered(message), Ended::Settled, None, &Redactor::default()).0
+    else {
         panic!("not failed");
     };
     assert_eq!(error, ToolError::new("tool-error", "no such order\ntry another"));

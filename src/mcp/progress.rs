@@ -7,6 +7,7 @@ use dashmap::DashMap;
 use rmcp::model::{ProgressNotificationParam, ProgressToken};
 use serde_json::Number;
 
+use super::Told;
 use crate::run::event::Progress;
 
 /// Longest text of a server's progress that is handed on, in characters.
@@ -27,6 +28,20 @@ impl ProgressSink {
     /// Nobody wants to know.
     pub const fn none() -> Self {
         Self(None)
+    }
+
+    /// The same, without what the server was told until it says so. A number that tells a secret is no progress.
+    pub(super) fn cleaned(self, told: &Told) -> Self {
+        let (Some(hear), told) = (self.0, told.clone()) else { return Self(None) };
+        Self::new(move |said: Progress| {
+            let redactor = told.now();
+            if redactor.tells(&said.progress) {
+                return;
+            }
+            let total = said.total.filter(|total| !redactor.tells(total));
+            let message = said.message.map(|text| redactor.cut(&text, MESSAGE_MAX));
+            hear(Progress { progress: said.progress, total, message });
+        })
     }
 }
 
@@ -59,8 +74,7 @@ impl Listeners {
     pub(super) fn tell(&self, told: ProgressNotificationParam) {
         let Some(sink) = self.0.get(&told.progress_token).and_then(|sink| sink.0.clone()) else { return };
         if let Some(progress) = number(told.progress) {
-            let message = told.message.map(|text| text.chars().take(MESSAGE_MAX).collect());
-            sink(Progress { progress, total: told.total.and_then(number), message });
+            sink(Progress { progress, total: told.total.and_then(number), message: told.message });
         }
     }
 }
@@ -86,19 +100,27 @@ mod tests {
     use rmcp::model::NumberOrString;
 
     use super::*;
+    use crate::secrets::Redactor;
 
     #[test]
     fn only_the_call_that_is_named_hears_it_and_only_while_it_is_out() {
         let (listeners, heard) = (Listeners::default(), Arc::new(Mutex::new(Vec::new())));
         let token = |id: i64| ProgressToken(NumberOrString::Number(id));
         let into = Arc::clone(&heard);
-        let place = listeners.add(token(1), ProgressSink::new(move |progress| into.lock().push(progress)));
-        listeners.tell(ProgressNotificationParam::new(token(1), 2.0).with_total(3.5).with_message("x".repeat(501)));
+        let told = Told::new(|| Redactor::of(&["canary-1".into(), "12345678".into()]));
+        let sink = ProgressSink::new(move |progress| into.lock().push(progress));
+        let place = listeners.add(token(1), sink.cleaned(&told));
+        listeners.tell(
+            ProgressNotificationParam::new(token(1), 2.0).with_total(3.5).with_message("x".repeat(495) + "canary-1"),
+        );
         listeners.tell(ProgressNotificationParam::new(token(2), 1.0));
         listeners.tell(ProgressNotificationParam::new(token(1), f64::NAN));
+        listeners.tell(ProgressNotificationParam::new(token(1), 12_345_678.0));
+        listeners.tell(ProgressNotificationParam::new(token(1), 2.5).with_total(12_345_678.0));
         drop(place);
         listeners.tell(ProgressNotificationParam::new(token(1), 3.0));
         let told = serde_json::to_value(&*heard.lock()).unwrap();
-        assert_eq!(told, serde_json::json!([{"progress": 2, "total": 3.5, "message": "x".repeat(500)}]));
+        let message = "x".repeat(495) + "[reda…";
+        assert_eq!(told, serde_json::json!([{"progress": 2, "total": 3.5, "message": message}, {"progress": 2.5}]));
     }
 }

@@ -34,7 +34,8 @@ impl McpPool {
             return judge(stage, promised.map(|_| Promised::Unusable(Unusable::Busy(Busy))));
         };
         let judging = place.run(move |at| {
-            let promised = schema.map(|schema| schema.map_or_else(Promised::Unusable, |schema| Promised::By(at, schema)));
+            let promised =
+                schema.map(|schema| schema.map_or_else(Promised::Unusable, |schema| Promised::By(at, schema)));
             judge(stage, promised)
         });
         judging.await.unwrap_or(lost)

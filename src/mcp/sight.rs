@@ -36,8 +36,17 @@ impl McpPool {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let lease = self.lease(tenant, target).await?;
         let began = Instant::now();
-        let catalog = lease.connection().tools((&self.schemas(), tenant), Duration::ZERO, patience).await?.catalog;
+        let catalog = lease.connection().tools((&self.schemas(), tenant, &target.told), Duration::ZERO, patience).await;
+        let catalog = catalog.map_err(|fault| target.clean(fault))?.catalog;
         let latency = began.elapsed();
-        lease.connection().sighting(catalog, latency)
+        let sighting = lease.connection().sighting(catalog, latency);
+        let mut sighting = sighting.map_err(|fault| target.clean(fault))?;
+        let told = target.told.now();
+        told.value(&mut sighting.server_info);
+        told.value(&mut sighting.capabilities);
+        if let Some(clean) = told.catalog(&sighting.catalog) {
+            sighting.catalog = Arc::new(clean);
+        }
+        Ok(sighting)
     }
 }

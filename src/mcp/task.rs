@@ -20,6 +20,7 @@ use super::{McpFault, McpTarget};
 use crate::failpoint;
 use crate::run::ids::TenantId;
 use crate::run::outcome::{Cause, Outcome};
+use crate::secrets::Redactor;
 
 /// Bounds of the pause between two questions, whatever the server wishes.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -61,8 +62,19 @@ enum Said {
 }
 
 impl McpPool {
-    /// Waits for the end of a task, and says what is known of its call then.
+    /// Waits for the end of a task, and says what is known of its call then, without what the server was told.
     pub async fn follow(
+        &self,
+        tenant: &TenantId,
+        target: &McpTarget,
+        task: &TaskRequest,
+        cancel: CancellationToken,
+    ) -> Outcome {
+        let outcome = self.follow_until_done(tenant, target, task, cancel).await;
+        target.told.now().outcome(outcome)
+    }
+
+    async fn follow_until_done(
         &self,
         tenant: &TenantId,
         target: &McpTarget,
@@ -115,8 +127,9 @@ impl McpPool {
         failpoint::pass("mcp.task.after");
         match asked {
             Ok(Stage::Answered(message)) => {
-                let judge = |stage, promised: Option<Promised<'_>>| match stage {
-                    Stage::Answered(message) => read(message, promised),
+                let told = target.told.now();
+                let judge = move |stage, promised: Option<Promised<'_>>| match stage {
+                    Stage::Answered(message) => read(message, promised, &told),
                     _ => Said::Nothing,
                 };
                 let stage = Stage::Answered(message);
@@ -124,7 +137,9 @@ impl McpPool {
             }
             // A lost session is no word about the task.
             Ok(Stage::Status(refusal)) if !refusal.session_lost && is_not_known(refusal.code) => not_known(),
-            Ok(Stage::TooLarge(excess)) => Said::End(classify(Stage::TooLarge(excess), Ended::Settled, None).0),
+            Ok(Stage::TooLarge(excess)) => {
+                Said::End(classify(Stage::TooLarge(excess), Ended::Settled, None, &Redactor::default()).0)
+            }
             Ok(_) => Said::Nothing,
             Err(fault) => {
                 tracing::debug!(%fault, "a server could not be asked for a task");
@@ -194,7 +209,7 @@ impl McpPool {
 }
 
 /// What the server says of a task.
-fn read(mut message: Value, promised: Option<Promised<'_>>) -> Said {
+fn read(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor) -> Said {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let code = error.get("code").and_then(Value::as_i64);
         return if is_not_known(code) { not_known() } else { Said::Error };
@@ -205,7 +220,7 @@ fn read(mut message: Value, promised: Option<Promised<'_>>) -> Said {
         let value = state.get_mut(member).map(Value::take).filter(Value::is_object);
         value.map_or(Said::Error, |value| {
             let answer = Stage::Answered(json!({ member: value }));
-            Said::End(classify(answer, Ended::Settled, promised).0)
+            Said::End(classify(answer, Ended::Settled, promised, told).0)
         })
     };
     match status.as_str() {

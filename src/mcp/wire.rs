@@ -35,7 +35,7 @@ const BOTH_KINDS: HeaderValue = HeaderValue::from_static("application/json, text
 pub(super) type Fault = StreamableHttpError<TransportFault>;
 pub(super) type Posted = Result<StreamableHttpPostResponse, Fault>;
 
-/// Why a request failed: safe to log and to show, it never quotes what the server wrote.
+/// Why a request failed. It may name the scopes that the server asks for, and quotes nothing else that it wrote.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub(super) struct TransportFault {
@@ -391,9 +391,7 @@ pub(super) fn error_text(error: &Fault) -> String {
         StreamableHttpError::Client(fault) => fault.text.clone(),
         StreamableHttpError::SessionExpired => "the server ended the session".to_owned(),
         StreamableHttpError::ResponseBodyTooLarge { max_size } => format!("the answer is larger than {max_size} bytes"),
-        other => {
-            tracing::debug!(fault = %other, "a request of a connection failed");
-            "the request failed".to_owned()
-        }
+        // In the library's words it would quote the server.
+        _ => "the request failed".to_owned(),
     }
 }

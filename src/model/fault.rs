@@ -8,12 +8,13 @@ use chrono::DateTime;
 use http::{HeaderMap, StatusCode, header};
 use rig_core::error::ProviderError;
 use rig_core::http_client;
-use secrecy::{ExposeSecret as _, SecretString};
+use secrecy::SecretString;
 use serde_json::Value;
 
 use super::transport::TooLong;
 use super::{ModelError, ModelErrorKind};
 use crate::net::EgressRefusal;
+use crate::secrets::Redactor;
 
 /// The most characters of a provider's own words that are kept.
 const MAX_TEXT: usize = 600;
@@ -239,14 +240,11 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// Takes the key and the query strings of addresses out of a text, and bounds it.
 fn clean(text: &str, secret: Option<&SecretString>) -> String {
-    let secret = secret.map(SecretString::expose_secret).filter(|secret| !secret.is_empty());
-    let text = secret.map_or_else(|| text.to_owned(), |secret| text.replace(secret, "[redacted]"));
+    let told = Redactor::of_at_least(1, secret);
+    // An error's body is read up to a limit, which may stand in the middle of the key.
+    let text = told.torn(text);
     let words: Vec<&str> = text.split_whitespace().map(without_query).collect();
-    let text = words.join(" ");
-    match text.char_indices().nth(MAX_TEXT) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text,
-    }
+    told.cut(&words.join(" "), MAX_TEXT)
 }
 
 /// An address without what follows its `?`; other words as they are.

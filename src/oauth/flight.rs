@@ -10,6 +10,7 @@ use super::exchange::unreachable;
 use super::grant::SecretOwner;
 use super::request::{self, Granted};
 use super::{AccessToken, Held, OauthFault, TokenSource};
+use crate::secrets::Redactor;
 use crate::store::tokens::{SealedToken, TokenTurn};
 
 /// How long finding the token endpoint and asking it may take.
@@ -66,7 +67,11 @@ impl TokenSource {
                 Ok(token)
             }
             Err(fault) => {
-                tracing::warn!(tenant = %self.key.tenant, secret = %self.secret.name, %fault, "no access token");
+                // It may name hosts and issuers as the MCP server does.
+                let told = Redactor::of([&self.secret.value]).and(&self.spoken());
+                let said = fault.to_string();
+                let said = told.text(&said);
+                tracing::warn!(tenant = %self.key.tenant, secret = %self.secret.name, fault = %said, "no access token");
                 flight.failed = Some((Instant::now(), fault.clone()));
                 self.entry.token(refused, |held| held.expires_at).ok_or(fault)
             }

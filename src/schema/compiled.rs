@@ -37,8 +37,8 @@ const MATCHING_BYTES: usize = 32 * 1024;
 /// Stack that a check may use at the desk, and anywhere, in bytes.
 const STACK_DESK: usize = 40 * 1024 * 1024;
 const STACK_INLINE: usize = 256 * 1024;
-/// Longest text of a fault that is handed on, in characters.
-const FAULT_MAX: usize = 600;
+/// Longest text of a fault that is handed on, in characters, by whoever makes sure first that no secret stands in it.
+pub const FAULT_MAX: usize = 600;
 
 /// A compiled schema. It holds nothing but its schema, so all share it.
 pub struct Schema {
@@ -73,7 +73,7 @@ impl Schema {
     /// one: many servers write draft 7 without saying so.
     ///
     /// # Errors
-    /// Why it is none, in words that follow "it".
+    /// Why it is none, in words of any length that follow "it" and may quote the schema.
     pub(super) fn compile(schema: &Value) -> Result<Self, String> {
         let cost = cost::of(schema)?;
         let is_none = |fault: String| format!("is no JSON Schema: {fault}");
@@ -121,8 +121,7 @@ impl Schema {
 
     fn tell(&self, value: &Value, max: usize) -> Vec<Flaw> {
         let faults = self.validator.iter_errors(Counted(value)).take(max);
-        let told = faults
-            .map(|fault| Flaw { pointer: fault.instance_path().to_string(), detail: shortened(&fault.to_string()) });
+        let told = faults.map(|fault| Flaw { pointer: fault.instance_path().to_string(), detail: fault.to_string() });
         told.collect()
     }
 
@@ -152,17 +151,10 @@ fn compile(schema: &Value, draft: Option<Draft>, cost: Cost) -> Result<Schema, S
                 let text_cost = per_byte.saturating_add(cost.largest_pattern / STEPS_A_SIXTEENTH);
                 return Ok(Schema { validator, cost, text_cost });
             }
-            Err(why) => fault = shortened(&why.to_string()),
+            Err(why) => fault = why.to_string(),
         }
     }
     Err(fault)
-}
-
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(FAULT_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use aws_lc_rs::digest;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-pub use compiled::{Flaw, Schema};
+pub use compiled::{FAULT_MAX, Flaw, Schema};
 pub use desk::{AtDesk, Busy, Place};
 
 use crate::run::ids::TenantId;

@@ -1,7 +1,5 @@
 //! Takes secrets out of text that comes in pieces: one that is cut by a border between two pieces is found too.
 
-use secrecy::ExposeSecret as _;
-
 use super::redact::{REDACTED, Redactor};
 
 /// One text while it comes. The same text comes out whatever its pieces are.
@@ -29,7 +27,7 @@ impl Flow {
         self.pass(true)
     }
 
-    /// From the left, of several secrets in one place the longest.
+    /// From the left; secrets that overlap are one.
     fn pass(&mut self, is_whole: bool) -> String {
         let text = std::mem::take(&mut self.held);
         if self.redactor.is_empty() {
@@ -38,21 +36,33 @@ impl Flow {
         let mut clean = String::with_capacity(text.len());
         let mut rest = text.as_str();
         while let Some(next) = rest.chars().next() {
-            let may_go_on = |value: &str| value.len() > rest.len() && value.starts_with(rest);
-            if !is_whole && self.redactor.values().any(|value| may_go_on(value.expose_secret())) {
+            let Some(taken) = self.taken(rest, is_whole) else {
                 rest.clone_into(&mut self.held);
                 break;
+            };
+            match taken {
+                0 => clean.push(next),
+                _ => clean.push_str(REDACTED),
             }
-            let found =
-                self.redactor.values().map(secrecy::ExposeSecret::expose_secret).find(|value| rest.starts_with(value));
-            let taken = found.map_or(next.len_utf8(), str::len);
-            match found {
-                Some(_) => clean.push_str(REDACTED),
-                None => clean.push(next),
-            }
-            rest = rest.get(taken..).unwrap_or_default();
+            rest = rest.get(taken.max(next.len_utf8())..).unwrap_or_default();
         }
         clean
+    }
+
+    /// How much of the text is secrets, from its beginning on; `None`: what comes next may decide.
+    fn taken(&self, text: &str, is_whole: bool) -> Option<usize> {
+        let (mut end, mut at) = (0, 0);
+        loop {
+            let (longest, may_go_on) = self.redactor.at_start_of(text.get(at..).unwrap_or_default());
+            if may_go_on && !is_whole {
+                return None;
+            }
+            end = end.max(at + longest.unwrap_or(0));
+            at += text.get(at..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);
+            if at >= end {
+                return Some(end);
+            }
+        }
     }
 }
 

@@ -3,9 +3,11 @@
 //! A sealed secret is AES-256-GCM under a master key of the operator's, with a random nonce. Its associated data names
 //! tenant, run, name and version, so a row that is moved to another place does not open there.
 
+mod decimal;
 mod flow;
 mod held;
 pub mod hosts;
+mod pattern;
 mod redact;
 pub mod rotate;
 mod token;

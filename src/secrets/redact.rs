@@ -1,15 +1,19 @@
 //! Takes secrets out of what counterparts say. A server that is told a secret may repeat it, in an error as in a
-//! result; it is replaced before anybody stores or reads it. Finds the value as it is and as JSON text has it, nothing
-//! that was encoded otherwise.
+//! result; it is replaced before anybody stores, cuts or reads it. `pattern` and `decimal` say what counts as the secret.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use secrecy::{ExposeSecret, SecretString};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
-use crate::run::ask::Ask;
+use super::decimal::Decimal;
+use super::pattern::{Found, Pattern};
+use crate::run::ask::{Ask, Questions};
 use crate::run::binding::ServedCatalog;
-use crate::run::outcome::{Answer, Outcome, ToolError};
+use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 
 /// What stands in the place of a secret.
 pub(super) const REDACTED: &str = "[redacted]";
@@ -17,58 +21,168 @@ pub(super) const REDACTED: &str = "[redacted]";
 /// A shorter value occurs by chance, and replacing it would bend what is true.
 const SHORTEST: usize = 8;
 
-/// The secrets that one counterpart is told.
-#[derive(Clone, Debug, Default)]
-pub struct Redactor(Vec<SecretString>);
+/// So much of a secret at the end of a torn text is taken for its beginning, in characters.
+const BEGINNING: usize = 4;
+
+/// A character that is none as it is begins with one of these, wherever it is written in other signs.
+const ESCAPES: [u8; 3] = [b'\\', b'%', b'&'];
+
+/// The secrets that one counterpart is told. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Redactor(Arc<Known>);
+
+#[derive(Default)]
+struct Known {
+    secrets: Vec<Arc<Secret>>,
+    /// Made when it is needed first.
+    table: OnceLock<Table>,
+}
+
+/// One value, and the ways of writing it.
+struct Secret {
+    value: SecretString,
+    patterns: Vec<Pattern>,
+    decimal: Option<Decimal>,
+}
+
+/// The ways of writing all of them, by the byte that they begin with: the place of the secret, and of the way.
+struct Table(Vec<Vec<(usize, usize)>>);
+
+impl fmt::Debug for Redactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Redactor").field(&self.0.secrets.len()).finish()
+    }
+}
+
+impl Secret {
+    fn of(value: &SecretString, shortest: usize) -> Arc<Self> {
+        let text = value.expose_secret();
+        Arc::new(Self { value: value.clone(), patterns: Pattern::all_of(text, shortest), decimal: Decimal::read(text) })
+    }
+}
 
 impl Redactor {
     /// Of these values.
     pub fn of<'a>(values: impl IntoIterator<Item = &'a SecretString>) -> Self {
-        let mut found: Vec<SecretString> = Vec::new();
-        for value in values.into_iter().filter(|value| value.expose_secret().len() >= SHORTEST) {
-            found.push(value.clone());
-            let quoted = Value::from(value.expose_secret()).to_string();
-            let inside = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
-            if inside != value.expose_secret() {
-                found.push(SecretString::from(inside));
+        Self::of_at_least(SHORTEST, values)
+    }
+
+    /// Of these values, as far as they have so many bytes.
+    pub fn of_at_least<'a>(shortest: usize, values: impl IntoIterator<Item = &'a SecretString>) -> Self {
+        let long = values.into_iter().filter(|value| value.expose_secret().len() >= shortest);
+        Self::default().with(long.map(|value| Secret::of(value, shortest)))
+    }
+
+    fn with(self, more: impl Iterator<Item = Arc<Secret>>) -> Self {
+        let mut secrets: Vec<Arc<Secret>> = Vec::new();
+        for secret in more {
+            let is_it = |known: &Arc<Secret>| known.value.expose_secret() == secret.value.expose_secret();
+            if !self.0.secrets.iter().chain(&secrets).any(is_it) {
+                secrets.push(secret);
             }
         }
-        // Of two that overlap the longer goes first, so that nothing of it is left.
-        found.sort_by_key(|value| std::cmp::Reverse(value.expose_secret().len()));
-        Self(found)
+        if secrets.is_empty() {
+            return self;
+        }
+        secrets.extend(self.0.secrets.iter().map(Arc::clone));
+        // Of two in one place the longer comes first.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.value.expose_secret().len()));
+        Self(Arc::new(Known { secrets, table: OnceLock::new() }))
     }
 
     /// The same, and these values besides.
     #[must_use]
     pub fn and(self, values: &[SecretString]) -> Self {
-        if values.is_empty() { self } else { Self::of(self.0.iter().chain(values)) }
-    }
-
-    /// Whether there is nothing to take out.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// They, the longest first.
-    pub(super) fn values(&self) -> impl Iterator<Item = &SecretString> {
-        self.0.iter()
+        if values.is_empty() { self } else { self.joined(&Self::of(values)) }
     }
 
     /// These and those of another.
     #[must_use]
     pub fn joined(self, other: &Self) -> Self {
-        self.and(&other.0)
+        let others = other.0.secrets.iter().map(Arc::clone);
+        self.with(others)
+    }
+
+    /// Whether there is nothing to take out.
+    pub fn is_empty(&self) -> bool {
+        self.0.secrets.is_empty()
     }
 
     /// The text without them.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut text = Cow::Borrowed(text);
-        for value in self.0.iter().map(SecretString::expose_secret) {
-            if text.contains(value) {
-                text = Cow::Owned(text.replace(value, REDACTED));
+        without(text, &self.spans(text, false))
+    }
+
+    /// The text without them, and no longer than that, in characters. Nothing else may shorten what a counterpart says:
+    /// of a secret that is cut first, the rest is found by nobody.
+    pub fn cut(&self, text: &str, max: usize) -> String {
+        let text = self.text(text);
+        match text.char_indices().nth(max) {
+            None => text.into_owned(),
+            Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        }
+    }
+
+    /// The same of a text whose end was torn off before it came here: what may be the beginning of a secret goes too.
+    pub fn torn<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        without(text, &self.spans(text, true))
+    }
+
+    /// Whether a number tells one of them.
+    pub fn tells(&self, number: &Number) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let text = number.to_string();
+        let read = Decimal::read(&text);
+        let is_told = |secret: &Arc<Secret>| match (&secret.decimal, &read) {
+            (Some(secret), Some(read)) => secret.is_told_by(read),
+            _ => false,
+        };
+        self.0.secrets.iter().any(is_told) || self.finds(&text)
+    }
+
+    /// How long the longest of them is that stands at the beginning of a text, and whether more of the text could make a
+    /// longer one of it.
+    pub(super) fn at_start_of(&self, text: &str) -> (Option<usize>, bool) {
+        let table = self.0.table.get_or_init(|| Table::of(&self.0.secrets));
+        let first = text.bytes().next().map_or(0, usize::from);
+        let (mut longest, mut may_go_on) = (None, false);
+        for (secret, pattern) in table.0.get(first).map(Vec::as_slice).unwrap_or_default() {
+            let pattern = self.0.secrets.get(*secret).and_then(|secret| secret.patterns.get(*pattern));
+            match pattern.map_or(Found::Nothing, |pattern| pattern.at_start_of(text)) {
+                Found::Whole(length) => longest = longest.max(Some(length)),
+                Found::Beginning(_) => may_go_on = true,
+                Found::Nothing => {}
             }
         }
-        text
+        (longest, may_go_on)
+    }
+
+    /// Where they stand; what overlaps is one.
+    fn spans(&self, text: &str, is_torn: bool) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        if self.is_empty() {
+            return spans;
+        }
+        let table = self.0.table.get_or_init(|| Table::of(&self.0.secrets));
+        for (at, byte) in text.bytes().enumerate() {
+            let begin = table.0.get(usize::from(byte)).map(Vec::as_slice).unwrap_or_default();
+            let Some(rest) = text.get(at..).filter(|_| !begin.is_empty()) else { continue };
+            let ends = begin.iter().filter_map(|(secret, pattern)| {
+                match self.0.secrets.get(*secret)?.patterns.get(*pattern)?.at_start_of(rest) {
+                    Found::Whole(length) => Some(at + length),
+                    Found::Beginning(length) if is_torn && length >= BEGINNING => Some(text.len()),
+                    Found::Beginning(_) | Found::Nothing => None,
+                }
+            });
+            let Some(end) = ends.max() else { continue };
+            match spans.last_mut().filter(|last| at < last.end) {
+                Some(last) => last.end = last.end.max(end),
+                None => spans.push(at..end),
+            }
+        }
+        spans
     }
 
     fn string(&self, text: &mut String) {
@@ -77,7 +191,7 @@ impl Redactor {
         }
     }
 
-    /// The value without them, in names and texts at any depth. Numbers stay as they are.
+    /// The value without them, in names, texts and numbers at any depth.
     pub fn value(&self, value: &mut Value) {
         match value {
             Value::String(text) => self.string(text),
@@ -89,40 +203,50 @@ impl Redactor {
                     members.extend(old.into_iter().map(|(name, member)| (self.text(&name).into_owned(), member)));
                 }
             }
+            Value::Number(number) if self.tells(number) => *value = Value::from(REDACTED),
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
 
     /// How a call ended, without them.
     pub fn outcome(&self, mut outcome: Outcome) -> Outcome {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return outcome;
         }
         match &mut outcome {
             Outcome::Answered(Answer::Done { output }) => self.value(output),
             Outcome::Answered(Answer::Failed { error, output }) => {
-                self.error(error);
+                self.string(&mut error.message);
                 if let Some(output) = output {
                     self.value(output);
                 }
             }
-            Outcome::NotSent(error) | Outcome::TurnedAway(error) => self.error(error),
+            Outcome::NotSent(error) | Outcome::TurnedAway(error) => self.string(&mut error.message),
             Outcome::InputRequired(questions) => {
-                for ask in questions.asks.values_mut() {
-                    let Some(clean) = self.ask(ask) else {
-                        let text = "The MCP server's question repeats a secret and cannot be shown.";
-                        return Outcome::Answered(Answer::Failed {
-                            error: ToolError::new("tool-error", text),
-                            output: None,
-                        });
-                    };
-                    *ask = clean;
+                if !self.clean_questions(questions) {
+                    let text = "The MCP server's question repeats a secret and cannot be shown.";
+                    let error = ToolError::new("tool-error", text);
+                    return Outcome::Answered(Answer::Failed { error, output: None });
                 }
             }
-            // A name of the server's own making, which must go back as it is.
+            // The name must go back as it is, so this one can be kept by nobody: it is as good as none.
+            Outcome::Deferred(task) if self.finds(&task.id) => return Outcome::Unknown(Cause::LostResponse),
             Outcome::Deferred(_) | Outcome::Unknown(_) => {}
         }
         outcome
+    }
+
+    /// `false` when they cannot be asked without: names and state must go back as they are.
+    fn clean_questions(&self, questions: &mut Questions) -> bool {
+        if questions.asks.keys().chain(&questions.state).any(|text| self.finds(text)) {
+            return false;
+        }
+        questions.asks.values_mut().all(|ask| {
+            let clean = self.ask(ask);
+            let is_clean = clean.is_some();
+            clean.into_iter().for_each(|clean| *ask = clean);
+            is_clean
+        })
     }
 
     /// A server's question without them; `None` when it makes no sense without.
@@ -132,13 +256,9 @@ impl Redactor {
         serde_json::from_value(text).ok()
     }
 
-    fn error(&self, error: &mut ToolError) {
-        self.string(&mut error.message);
-    }
-
     /// A server's tools without them; `None` when there is nothing to take out.
     pub fn catalog(&self, catalog: &ServedCatalog) -> Option<ServedCatalog> {
-        if self.0.is_empty() || !serde_json::to_string(catalog).is_ok_and(|text| self.finds(&text)) {
+        if self.is_empty() {
             return None;
         }
         let mut clean = catalog.clone();
@@ -150,71 +270,47 @@ impl Redactor {
             tool.unusable.iter_mut().chain(&mut tool.notes).for_each(|text| self.string(text));
         }
         clean.unnamed.iter_mut().for_each(|text| self.string(text));
-        Some(clean)
+        (clean != *catalog).then_some(clean)
     }
 
     fn finds(&self, text: &str) -> bool {
-        self.0.iter().any(|value| text.contains(value.expose_secret()))
+        !self.spans(text, false).is_empty()
     }
+}
+
+impl Table {
+    fn of(secrets: &[Arc<Secret>]) -> Self {
+        let mut begin = vec![Vec::new(); 256];
+        for (at, secret) in secrets.iter().enumerate() {
+            for (way, pattern) in secret.patterns.iter().enumerate() {
+                let mut bytes = vec![pattern.first_byte()];
+                bytes.extend(ESCAPES);
+                bytes.dedup();
+                for byte in bytes {
+                    if let Some(places) = begin.get_mut(usize::from(byte)) {
+                        places.push((at, way));
+                    }
+                }
+            }
+        }
+        Self(begin)
+    }
+}
+
+fn without<'a>(text: &'a str, spans: &[Range<usize>]) -> Cow<'a, str> {
+    if spans.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    let (mut clean, mut from) = (String::with_capacity(text.len()), 0);
+    for span in spans {
+        clean.push_str(text.get(from..span.start).unwrap_or_default());
+        clean.push_str(REDACTED);
+        from = span.end;
+    }
+    clean.push_str(text.get(from..).unwrap_or_default());
+    Cow::Owned(clean)
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::run::json::parse_strict;
-
-    fn redactor(values: &[&str]) -> Redactor {
-        let values: Vec<SecretString> = values.iter().map(|value| SecretString::from(*value)).collect();
-        Redactor::of(&values)
-    }
-
-    #[test]
-    fn a_secret_is_taken_out_wherever_it_stands_and_nothing_else_changes() {
-        let redactor = redactor(&["canary-1", "canary-12", "can\"ary\\2"]);
-        assert_eq!(redactor.text("Bearer canary-12, canary-1!"), "Bearer [redacted], [redacted]!");
-        assert_eq!(redactor.text(r#"{"k":"can\"ary\\2"} can"ary\2"#), r#"{"k":"[redacted]"} [redacted]"#);
-        assert!(matches!(redactor.text("nothing here"), Cow::Borrowed(_)));
-        let mut value = json!({ "a": ["canary-1", { "xcanary-1": "y" }], "n": 1, "ok": "canary" });
-        redactor.value(&mut value);
-        assert_eq!(value, json!({ "a": ["[redacted]", { "x[redacted]": "y" }], "n": 1, "ok": "canary" }));
-    }
-
-    #[test]
-    fn digits_and_the_order_of_members_stay() {
-        let text = r#"{"z":117.63331139400017,"a":18446744073709551617,"t":"canary-1"}"#;
-        let mut value = parse_strict(text).unwrap();
-        redactor(&["canary-1"]).value(&mut value);
-        for kept in ["117.63331139400017", "18446744073709551617", "[redacted]"] {
-            assert!(value.to_string().contains(kept), "{value}");
-        }
-    }
-
-    #[test]
-    fn a_value_that_occurs_by_chance_is_left_alone() {
-        assert_eq!(redactor(&["5", "charge"]).text("charge 5"), "charge 5");
-    }
-
-    #[test]
-    fn outcomes_and_catalogs_are_cleaned_whole() {
-        let redactor = redactor(&["canary-1"]);
-        let failed = Answer::Failed {
-            error: ToolError::new("tool-error", "bad canary-1"),
-            output: Some(json!({ "content": [{ "type": "text", "text": "bad canary-1" }] })),
-        };
-        for outcome in [Outcome::Answered(failed), Outcome::NotSent(ToolError::new("mcp-refused", "canary-1"))] {
-            let clean = format!("{:?}", redactor.outcome(outcome));
-            assert!(clean.contains("[redacted]") && !clean.contains("canary"), "{clean}");
-        }
-        let served = |description: &str| -> ServedCatalog {
-            let schema = json!({ "default": description });
-            serde_json::from_value(json!({ "tools": [
-                { "name": "t", "description": description, "input_schema": schema, "output_schema": schema },
-            ]}))
-            .unwrap()
-        };
-        assert_eq!(redactor.catalog(&served("plain")), None);
-        assert_eq!(redactor.catalog(&served("canary-1")), Some(served("[redacted]")));
-    }
-}
+#[path = "redact_tests.rs"]
+mod tests;

@@ -24,7 +24,8 @@ const QUICK_FAULT: Duration = Duration::from_secs(1);
 impl McpPool {
     /// Calls a tool and says what is known of it afterwards. What never left is tried once more on a fresh connection.
     /// What the server turned away is told as such once another attempt can be made: with a new session, with another
-    /// token, after a short `Retry-After`.
+    /// token, after a short `Retry-After`. Neither what is known nor the
+    /// progress on the way holds what the server was told.
     pub async fn call(
         &self,
         tenant: &TenantId,
@@ -33,7 +34,9 @@ impl McpPool {
         cancel: CancellationToken,
     ) -> Outcome {
         let started = Instant::now();
+        let request = ToolRequest { progress: request.progress.cleaned(&target.told), ..request };
         let outcome = self.call_until_done(tenant, target, &request, &cancel).await;
+        let outcome = target.told.now().outcome(outcome);
         metrics::counter!("countersign_mcp_calls_total", "outcome" => word(&outcome)).increment(1);
         metrics::histogram!("countersign_mcp_call_seconds").record(started.elapsed().as_secs_f64());
         outcome
@@ -98,7 +101,8 @@ impl McpPool {
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
         let lost = (Outcome::Unknown(Cause::LostResponse), Remedy::None);
-        let judge = move |stage, promised: Option<Promised<'_>>| classify(stage, ended, promised);
+        let told = target.told.now();
+        let judge = move |stage, promised: Option<Promised<'_>>| classify(stage, ended, promised, &told);
         let judging = self.judged(&lease.slot.tenant, request.output_schema.as_ref(), stage, lost, judge);
         let (outcome, remedy) = judging.await;
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.

@@ -87,6 +87,7 @@ mod tests {
             private_to: None,
             origin: None,
             offers: crate::mcp::Offers::default(),
+            told: crate::mcp::Told::default(),
         }
     }
 

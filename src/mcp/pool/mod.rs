@@ -80,7 +80,7 @@ impl McpPool {
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
     ///
     /// # Errors
-    /// What went wrong, in words without secrets.
+    /// What went wrong, without what the server was told.
     pub async fn catalog(
         &self,
         tenant: &TenantId,
@@ -93,7 +93,7 @@ impl McpPool {
     /// The same, with what it takes to hear whether the reading still holds.
     ///
     /// # Errors
-    /// What went wrong, in words without secrets.
+    /// What went wrong, without what the server was told.
     pub async fn read(
         &self,
         tenant: &TenantId,
@@ -102,17 +102,19 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection().tools((&self.schemas, tenant), max_age, patience).await;
+        let mut read = lease.connection().tools((&self.schemas, tenant, &target.told), max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             drop(lease);
             lease = self.lease(tenant, target).await?;
-            read = lease.connection().tools((&self.schemas, tenant), max_age, patience).await;
+            read = lease.connection().tools((&self.schemas, tenant, &target.told), max_age, patience).await;
         }
-        let reading = read?;
+        let reading = read.map_err(|fault| target.clean(fault))?;
         let subscription = Subscription::new(lease, &reading);
-        Ok((reading.catalog, subscription))
+        // What is kept is shared: each reader knows of other secrets.
+        let clean = target.told.now().catalog(&reading.catalog);
+        Ok((clean.map_or(reading.catalog, Arc::new), subscription))
     }
 
     /// Closes the connections that belong to one drive of a run alone; those of the run's next owner, who may be on
@@ -199,6 +201,10 @@ impl McpPool {
     }
 
     pub(super) async fn lease(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
+        self.leased(tenant, target).await.map_err(|fault| target.clean(fault))
+    }
+
+    async fn leased(&self, tenant: &TenantId, target: &McpTarget) -> Result<Lease, McpFault> {
         if self.closing.is_cancelled() {
             return Err(McpFault::of(FaultKind::Closing, "The server is shutting down."));
         }

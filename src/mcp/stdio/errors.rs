@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use secrecy::ExposeSecret as _;
 use tokio::process::ChildStderr;
 
 use super::StdioServer;
 use super::lines::{Line, Lines};
+use crate::secrets::Redactor;
 
 /// Longest line that is looked at, in bytes.
 const ERROR_LINE_MAX: usize = 4 * 1024;
@@ -37,22 +37,19 @@ impl Errors {
         };
         self.logged = self.logged.saturating_add(1);
         if self.logged <= ERROR_LINES_MAX && tracing::enabled!(tracing::Level::DEBUG) {
-            let (Line::Whole(text) | Line::TooLong(text)) = line;
-            tracing::debug!(server = %self.server.name, text = %redacted(&self.server, &text), "an MCP server says");
+            let text = redacted(&self.server, &line);
+            tracing::debug!(server = %self.server.name, text, "an MCP server says");
         }
     }
 }
 
 /// A line without the values that the operator gave the process to keep.
-fn redacted(server: &StdioServer, text: &[u8]) -> String {
-    let mut text = String::from_utf8_lossy(text).into_owned();
-    for (_, secret) in &server.env {
-        let secret = secret.expose_secret();
-        if secret.len() >= SECRET_MIN && text.contains(secret) {
-            text = text.replace(secret, "[redacted]");
-        }
+fn redacted(server: &StdioServer, line: &Line) -> String {
+    let told = Redactor::of_at_least(SECRET_MIN, server.env.iter().map(|(_, value)| value));
+    match line {
+        Line::Whole(text) => told.text(&String::from_utf8_lossy(text)).into_owned(),
+        Line::TooLong(start) => told.torn(&String::from_utf8_lossy(start)).into_owned(),
     }
-    text
 }
 
 #[cfg(test)]
@@ -63,6 +60,8 @@ mod tests {
     fn what_a_process_says_is_shown_without_its_secrets() {
         let env = vec![("TOKEN".to_owned(), "hunter22".into()), ("MODE".to_owned(), "a".into())];
         let server = StdioServer { name: "s".to_owned(), command: String::new(), args: Vec::new(), env, cwd: None };
-        assert_eq!(redacted(&server, b"a bad token: hunter22!"), "a bad token: [redacted]!");
+        let whole = Line::Whole(b"a bad token: hunter22!".to_vec());
+        assert_eq!(redacted(&server, &whole), "a bad token: [redacted]!");
+        assert_eq!(redacted(&server, &Line::TooLong(b"a bad token: hunter".to_vec())), "a bad token: [redacted]");
     }
 }

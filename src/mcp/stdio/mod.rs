@@ -92,7 +92,7 @@ pub(super) async fn open(
             McpFault::of(FaultKind::Process, format!("The MCP server could not be started: {error}."))
         })?;
         let (transport, link) = StdioTransport::new(server, process, pipes, settings.max_result_bytes);
-        Connection::open_on((transport, Link::Stdio(link)), target.offers, lifecycle, patience, (&name, eras)).await
+        Connection::open_on((transport, Link::Stdio(link)), target, lifecycle, patience, (&name, eras)).await
     };
     let mut was_silent = false;
     if !eras.is_old(&name) {
@@ -104,8 +104,9 @@ pub(super) async fn open(
                 return Ok(connection);
             }
             Err(fault) => {
-                tracing::debug!(server = %server.name, %fault, "no answer in the newer era");
                 was_silent = fault.kind == FaultKind::TimeOut;
+                let fault = target.clean(fault);
+                tracing::debug!(server = %server.name, %fault, "no answer in the newer era");
             }
         }
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use countersign::mcp::{
-    BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest,
+    BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, Told, ToolRequest,
 };
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::call::MAX_TURNED_AWAY;
@@ -68,6 +68,7 @@ pub(crate) fn target(url: &str) -> McpTarget {
         private_to: None,
         origin: None,
         offers: Offers::default(),
+        told: Told::default(),
     }
 }
 

@@ -1,12 +1,11 @@
 //! Values that must never be seen again are given to the server in every place that takes one, everything is made to
 //! happen, and then every text that comes out of it is searched for them.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use serde_json::{Value, json};
 
 use super::calling;
+use super::echoes::{self, holds, holds_beginning};
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, Seen, Step, tool};
 use crate::support::product::{Options, Product, token};
@@ -18,7 +17,12 @@ const STORED: &str = "canary-stored-91bd";
 const HEADER: &str = "canary-header-c3a0";
 const MODEL: &str = "canary-model-44fe";
 const UNSENT: &str = "canary-unsent-08d7";
-const SECRETS: [&str; 6] = [RUN, QUOTED, STORED, HEADER, MODEL, UNSENT];
+/// Replaces the stored one while servers may still repeat that.
+const ROTATED: &str = "canary-rotated-e05b";
+const NUMBER: &str = "4111111111111111";
+/// What the operator gives a process of ours to keep.
+const PROCESS: &str = "canary-process-2d68";
+const SECRETS: [&str; 9] = [RUN, QUOTED, STORED, HEADER, MODEL, UNSENT, ROTATED, NUMBER, PROCESS];
 /// Keys of the server itself, as the settings have them: tokens and master keys.
 const SETTINGS: [&str; 2] = ["0123456789abcdef0123456789abcdef", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"];
 /// In the query of an address, which is stored as it is and shown without.
@@ -54,10 +58,14 @@ fn answer(seen: &Seen) -> Reply {
         "http_401" => http(401),
         "http_429" => http(429),
         "stream" => Reply::Sse(vec![Step::Progress(1), Step::Result(json!({ "content": text }))]),
-        _ => Reply::Sse(vec![
+        "task" => {
+            Reply::Result(json!({ "resultType": "task", "taskId": format!("task-{}", echoes::credential(seen)) }))
+        }
+        "reset" => Reply::Sse(vec![
             Step::Raw(format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"x\",\"params\":\"{said}\"}}\n\n")),
             Step::Cut,
         ]),
+        _ => echoes::answer(seen, &format!("first you said {STORED} and {HEADER}")),
     }
 }
 
@@ -66,7 +74,9 @@ async fn echoing() -> FakeMcp {
     let fake = FakeMcp::start().await;
     fake.on_call(answer);
     fake.on_list(|seen| {
-        let mut tools: Vec<Value> = TOOLS.iter().map(|name| tool(name)).collect();
+        let mut tools: Vec<Value> = TOOLS.iter().chain(&["task"]).map(|name| tool(name)).collect();
+        tools.extend(echoes::tools());
+        tools.extend(echoes::unusable(&echoes::credential(seen)));
         // Of its own session nothing, or each connection would have other tools.
         let told: Vec<&str> =
             ["authorization", "x-api-key"].iter().filter_map(|name| Some(seen.headers.get(*name)?.as_str())).collect();
@@ -137,11 +147,13 @@ impl Watch<'_> {
 }
 
 async fn b250_no_secret_comes_out_of_the_server_whatever_happens_to_a_call(database: Database) {
-    let options = Options::default().with("RUST_LOG", "debug");
+    let declared = process();
+    let file = declared.path().join("servers.toml").display().to_string();
+    let options = Options::default().with("RUST_LOG", "debug").with("--config", file);
     let product = Product::start_as(&database.url, &options).await;
     let (fake, refusing, calling_model) = (echoing().await, provider(true).await, provider(false).await);
     let mut watch = Watch { product: &product, out: Vec::new() };
-    for (name, value) in [("stored", STORED), ("header", HEADER), ("model", MODEL)] {
+    for (name, value) in [("stored", STORED), ("header", HEADER), ("model", MODEL), ("number", NUMBER)] {
         let body = json!({ "value": value, "hosts": ["127.0.0.1"] });
         assert_eq!(watch.ask(Method::PUT, &format!("/v1/secrets/{name}"), &body).await.0, 204);
     }
@@ -154,12 +166,14 @@ async fn b250_no_secret_comes_out_of_the_server_whatever_happens_to_a_call(datab
         assert_eq!(watch.ask(Method::POST, &format!("/v1/mcp-servers/{name}/probe"), &Value::Null).await.0, 200);
     }
     calls(&mut watch, &url, &header, &bearer).await;
+    repeats(&mut watch, &url, &header, &bearer).await;
+    talks(&mut watch, &bearer).await;
     models(&mut watch, &refusing, &calling_model, &url, &bearer).await;
     refusals(&mut watch, &fake, &url).await;
     let ticket = read_all(&mut watch).await;
     let mut out = std::mem::take(&mut watch.out);
 
-    for secret in [RUN, QUOTED, STORED, HEADER] {
+    for secret in [RUN, QUOTED, STORED, HEADER, ROTATED, NUMBER] {
         let told = fake.seen().iter().any(|seen| seen.headers.values().any(|value| value.contains(secret)));
         assert!(told, "{secret} was told to its server");
     }
@@ -178,19 +192,18 @@ async fn b250_no_secret_comes_out_of_the_server_whatever_happens_to_a_call(datab
         for secret in SECRETS.iter().chain(&SETTINGS).chain(&[QUERY]) {
             assert!(!holds(text, secret), "{secret} stands in {place}: {text}");
         }
+        for secret in SECRETS {
+            assert!(!holds_beginning(text, secret), "{secret} begins in {place}: {text}");
+        }
     }
     let dump = database.dump().await;
     assert!(dump.contains("[redacted]") && !dump.contains(&ticket), "results are stored");
     for secret in SECRETS.iter().chain(&SETTINGS) {
         assert!(!holds(&dump, secret), "{secret} stands in the database");
     }
-}
-
-/// Whether a text holds a value as it is, as JSON text has it, in hexadecimal, or in base64.
-fn holds(text: &str, value: &str) -> bool {
-    let quoted = json!(value).to_string();
-    let quoted = quoted.trim_matches('"');
-    [value, quoted, &hex::encode(value), &STANDARD.encode(value)].iter().any(|form| text.contains(form))
+    for secret in SECRETS {
+        assert!(!holds_beginning(&dump, secret), "{secret} begins in the database");
+    }
 }
 
 /// Every end of a call, with every kind of credential.
@@ -214,6 +227,110 @@ async fn calls(watch: &mut Watch<'_>, url: &str, header: &impl Fn(&str) -> Value
         let path = format!("/v1/admin/runs/{id}/reconciliations/{}/call_{}", TOOLS.len(), TOOLS.len());
         assert_eq!(watch.ask(Method::POST, &path, &note).await.0, 200);
     }
+}
+
+/// Every way to repeat a credential; of one that was replaced, too; and what must go back to the server as it is.
+async fn repeats(watch: &mut Watch<'_>, url: &str, header: &impl Fn(&str) -> Value, bearer: &impl Fn(&str) -> Value) {
+    let names = echoes::names();
+    let turns: Vec<Value> = names
+        .chunks(20)
+        .map(|turn| turn.iter().map(|name| json!({ "name": name, "arguments": {} })).collect::<Value>())
+        .map(|calls| json!({ "tool_calls": calls }))
+        .chain([json!({ "text": "Done." })])
+        .collect();
+    let mut all = async |id: &str, entry: Value| {
+        let mut body = calling(&[], json!([entry]));
+        body["model"]["script"] = json!(turns);
+        body["secrets"] = json!({ "run": RUN, "quoted": QUOTED });
+        let run = watch.run(id, body).await;
+        assert_eq!(run["status"], "completed", "{id}: {run}");
+        let (_, receipts) = watch.ask(Method::GET, &format!("/v1/runs/{id}/receipts?limit=200"), &Value::Null).await;
+        let receipts: Value = serde_json::from_str(&receipts).unwrap();
+        let receipts = receipts["data"].as_array().unwrap();
+        assert_eq!(receipts.len(), names.len(), "{id}");
+        assert!(receipts.iter().all(|receipt| matches!(receipt["stage"].as_str(), Some("completed" | "failed"))));
+        let events = &watch.out.iter().find(|(place, _)| *place == format!("stream of {id}")).unwrap().1;
+        assert!(events.contains("tool-progress") && events.contains("[redacted]"), "{id}: progress is told");
+    };
+    all("repeats-stored", json!({ "server": "one" })).await;
+    all("repeats-run", json!({ "url": url, "auth": header("quoted"), "elicitation": "ask" })).await;
+    all("repeats-number", json!({ "url": url, "auth": bearer("number") })).await;
+    for (id, entry) in
+        [("task-stored", json!({ "server": "one" })), ("task-run", json!({ "url": url, "auth": bearer("run") }))]
+    {
+        let mut body = calling(&["task"], json!([entry]));
+        body["secrets"] = json!({ "run": RUN });
+        let run = watch.run(id, body).await;
+        assert_eq!(run["reason"], "tool-reconciliation-required", "{id}: {run}");
+    }
+    let body = json!({ "value": ROTATED, "hosts": ["127.0.0.1"] });
+    assert_eq!(watch.ask(Method::PUT, "/v1/secrets/stored", &body).await.0, 204);
+    for (id, entry) in [
+        ("rotated-server", json!({ "server": "one" })),
+        ("rotated-inline", json!({ "url": url, "auth": bearer("stored") })),
+    ] {
+        let run = watch.run(id, calling(&["earlier", "ok"], json!([entry]))).await;
+        assert_eq!(run["status"], "completed", "{id}: {run}");
+    }
+}
+
+/// A server that repeats its credential before it is asked for anything, and a process that does.
+async fn talks(watch: &mut Watch<'_>, bearer: &impl Fn(&str) -> Value) {
+    let talking = FakeMcp::start().await;
+    talking.forgo_sessions();
+    talking.guard(|seen| {
+        let told = echoes::credential(seen);
+        let info = json!({ "name": told, "title": told, "version": told });
+        let capabilities = json!({ "tools": {}, "experimental": { told.clone(): { "a": told } } });
+        (seen.rpc() == "initialize").then(|| {
+            let version = "2025-06-18";
+            Reply::Result(json!({ "protocolVersion": version, "serverInfo": info, "capabilities": capabilities, "instructions": told }))
+        })
+    });
+    let body = json!({ "url": talking.url(), "auth": bearer("stored") });
+    assert_eq!(watch.ask(Method::PUT, "/v1/mcp-servers/talking", &body).await.0, 201);
+    for path in ["/v1/mcp-servers/talking/probe", "/v1/mcp-servers/process/probe"] {
+        let (status, text) = watch.ask(Method::POST, path, &Value::Null).await;
+        assert!(status == 200 && text.contains("[redacted]"), "{path}: {text}");
+    }
+    let run = watch.run("process", calling(&["say", "say"], json!([{ "server": "process" }]))).await;
+    assert_eq!(run["status"], "completed", "{run}");
+    let events = watch.product.get("/v1/runs/process/events?limit=200").await.to_string();
+    assert!(events.contains("tool-progress") && events.contains("[redacted]"), "{events}");
+}
+
+/// A server that is a process of ours and says its key wherever it can, and the file that declares it.
+fn process() -> tempfile::TempDir {
+    const SCRIPT: &str = r#"
+import json, os, sys, time
+KEY = os.environ["KEY"]
+def say(message):
+    sys.stdout.write(json.dumps(dict(message, jsonrpc="2.0")) + "\n"); sys.stdout.flush()
+for line in sys.stdin:
+    asked = json.loads(line); id = asked.get("id"); method = asked.get("method")
+    sys.stderr.write("the key is " + KEY + "\n" + "x" * (4096 - 14) + KEY + "\n"); sys.stderr.flush()
+    if method == "initialize":
+        say({"id": id, "result": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": KEY, "version": "1"}}})
+    elif method == "tools/list":
+        say({"id": id, "result": {"tools": [{"name": "say", "description": KEY, "inputSchema": {"type": "object"}}]}})
+    elif method == "tools/call":
+        token = asked["params"]["_meta"]["progressToken"]
+        say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1, "message": "x" * (500 - 14) + KEY}})
+        say({"method": "notifications/message", "params": {"level": "error", "data": KEY}})
+        time.sleep(0.6)
+        say({"id": id, "result": {"isError": True, "content": [{"type": "text", "text": "x" * (4000 - 14) + KEY}]}})
+    elif id is not None:
+        say({"id": id, "error": {"code": -32601, "message": "no " + KEY}})
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("server.py");
+    std::fs::write(&script, SCRIPT).unwrap();
+    let declared = format!(
+        "[mcp_servers.process]\ncommand = \"python3\"\nargs = [{:?}]\ntenants = [\"acme\"]\n[mcp_servers.process.env]\nKEY = \"{PROCESS}\"\n",
+        script.display().to_string()
+    );
+    std::fs::write(folder.path().join("servers.toml"), declared).unwrap();
+    folder
 }
 
 /// A model that refuses the key, and one that reads results.
@@ -267,6 +384,13 @@ async fn refusals(watch: &mut Watch<'_>, fake: &FakeMcp, url: &str) {
     fake.on_list(|seen| Reply::Error(json!({ "code": -32603, "message": echo(seen) })));
     for path in ["/v1/runs", "/v1/mcp-servers/one/probe"] {
         assert_eq!(watch.ask(Method::POST, path, &body).await.0, 502);
+    }
+    for padding in (400..510).step_by(4).chain((3_900..4_010).step_by(4)) {
+        fake.on_list(move |seen| {
+            let said = "x".repeat(padding) + &echoes::credential(seen);
+            Reply::Error(json!({ "code": -32603, "message": said }))
+        });
+        assert_eq!(watch.ask(Method::POST, "/v1/runs", &body).await.0, 502);
     }
     let said = format!("no session for {RUN} {STORED} {HEADER}");
     let error = json!({ "jsonrpc": "2.0", "id": 0, "error": { "code": -32600, "message": said } });

@@ -2,6 +2,7 @@
 //! they change.
 
 mod canary;
+mod echoes;
 mod entries;
 mod rotation;
 mod secrets;

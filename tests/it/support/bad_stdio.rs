@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use countersign::mcp::{Endpoint, McpTarget, Offers, StdioServer};
+use countersign::mcp::{Endpoint, McpTarget, Offers, StdioServer, Told};
 use countersign::run::spec::Timeouts;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
@@ -51,6 +51,7 @@ impl BadStdio {
             timeouts: Timeouts { connect_ms: 20_000, call_ms: 10_000, call_total_ms: 20_000 },
             private_to: None,
             offers: Offers::default(),
+            told: Told::default(),
             origin: Some("server/bad".to_owned()),
         }
     }
