@@ -258,7 +258,7 @@ async fn at_the_desk(
     let begun = place.run(move |at| {
         let mut unread = Unread::of(result)?;
         reader.read_on(at, &mut unread);
-        Ok((reader, unread))
+        Ok::<_, &'static str>((reader, unread))
     });
     let (mut reader, mut unread) = begun.await.map_err(busy)?.map_err(unreadable)?;
     while !unread.is_read() {
