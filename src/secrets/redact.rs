@@ -243,9 +243,7 @@ impl Redactor {
         }
         questions.asks.values_mut().all(|ask| {
             let clean = self.ask(ask);
-            let is_clean = clean.is_some();
-            clean.into_iter().for_each(|clean| *ask = clean);
-            is_clean
+            clean.map(|clean| *ask = clean).is_some()
         })
     }
 
