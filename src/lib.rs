@@ -10,6 +10,7 @@ pub mod store;
 
 pub mod config;
 pub mod net;
+pub mod schema;
 pub mod secrets;
 
 pub mod mcp;

@@ -98,6 +98,7 @@ fn describe_mcp() {
         "Connections that failed to open, by transport and kind"
     );
     describe_counter!("countersign_mcp_breaker_openings_total", "Times that a server was taken for down");
+    describe_counter!("countersign_schema_busy_total", "Work on JSON Schemas that found no place in time");
     describe_gauge!("countersign_mcp_waiting", "Callers that wait for a free connection");
     describe_counter!("countersign_mcp_calls_total", "Calls of MCP tools, by outcome");
     describe_histogram!(

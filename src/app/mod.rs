@@ -145,6 +145,7 @@ impl App {
             executor: Arc::new(Local(executor.clone())),
             allow: Allowances {
                 scripted_models: config.allow_scripted_models,
+                prices: config.prices.clone(),
                 catalog_max_age_ms: config.catalog_max_age_ms.into(),
                 owner_time: Duration::from_secs(config.lease_s.clamp(20, 60).into()),
                 approvals_require_token: config.approvals_require_token,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{CONNECT_TIMEOUT, ISSUER_READ_TIMEOUT};
 use crate::auth::JwksSource;
 use crate::config::{Config, KeepDays};
-use crate::dispatch::Declared;
+use crate::dispatch::{Declared, Terms};
 use crate::executor::ExecutorSettings;
 use crate::mcp::{PoolSettings, StdioServer};
 use crate::net::{Egress, EgressClient};
@@ -26,9 +26,15 @@ pub(super) fn pool_settings(config: &Config) -> PoolSettings {
 pub(super) fn declared(config: &Config) -> Declared {
     let mut declared = Declared::default();
     for server in config.mcp_servers.iter().cloned() {
-        let tenants = server.tenants.map(|tenants| tenants.into_iter().collect());
+        let terms = Terms {
+            tenants: server.tenants.map(|tenants| tenants.into_iter().collect()),
+            replay: server.replay,
+            side_effect_class: server.side_effect_class,
+            elicitation: server.elicitation,
+            timeouts: server.timeouts,
+        };
         let (name, command) = (server.name, server.command);
-        declared.add(StdioServer { name, command, args: server.args, env: server.env, cwd: server.cwd }, tenants);
+        declared.add(StdioServer { name, command, args: server.args, env: server.env, cwd: server.cwd }, terms);
     }
     declared
 }

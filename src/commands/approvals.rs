@@ -151,7 +151,8 @@ impl Commands {
         let ruling = match given.clone() {
             None => None,
             Some(given) => {
-                let ruling = self.dispatch.gate().rule_on_change(&envelope.binding, &approval.tool, given);
+                let mut gate = self.dispatch.gate(&asker.tenant);
+                let ruling = gate.rule_on_change(&envelope.binding, &approval.tool, given).await;
                 Some(self.expressions.rule(envelope, approval.turn, &approval.tool, ruling).await)
             }
         };

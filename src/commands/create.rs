@@ -8,9 +8,10 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 
 use super::agents::MadeOf;
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
+use super::input::check_input;
 use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
-use super::request::{CreateRun, InputContent, InputPart, InputRole, LimitsRequest, RunInput};
+use super::request::{CreateRun, LimitsRequest};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
 use crate::dispatch::{Catalogs, Watched};
@@ -21,6 +22,7 @@ use crate::run::binding::merge;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
+use crate::run::money::{self, Prices, Usd};
 use crate::run::policy::unserved;
 use crate::run::spec::{Limits, McpEntry, ModelSpec, Provider, RunSpec};
 use crate::run::time::Timestamp;
@@ -196,18 +198,27 @@ impl Commands {
         let mut faults = Faults::default();
         let id = request.id.take().map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
-        faults.require(request.continue_from.is_none(), "/continue_from", LATER);
         let secrets: RunSecrets = request.secrets.take().unwrap_or_default().into_iter().collect();
         check_secrets(&secrets, &mut faults);
         let metadata = request.metadata.take().unwrap_or_default();
         check_metadata(&metadata, &mut faults);
         let priority = request.priority.unwrap_or_default();
-        let input = check_input(request.input.clone(), &mut faults);
+        let (given, continue_from) = (request.input.clone(), request.continue_from.take());
         let Some((declaring, beside)) = self.declared_by(asker, request, &secrets, &mut faults).await? else {
             return Err(faults.into());
         };
         let declared = self.check_declared(asker, declaring, &secrets, &mut faults).await?;
         let limits = beside.limits(&declared.limits, &mut faults);
+        let mut input = self.carried(asker, continue_from.as_deref(), &declared.model, &mut faults).await?;
+        input.extend(check_input(given, declared.model.provider, &mut faults));
+        let sampled =
+            declared.entries.iter().filter_map(|entry| entry.sampling.as_ref().map(|sampling| &sampling.model));
+        let prices = self.allow.prices.for_models(std::iter::once(&declared.model).chain(sampled.clone()));
+        if limits.max_cost_usd.is_some() {
+            for model in std::iter::once(&declared.model).chain(sampled) {
+                check_price(&prices, model, &mut faults);
+            }
+        }
         faults.finish()?;
         let spec = RunSpec {
             agent: beside.agent,
@@ -217,6 +228,9 @@ impl Commands {
             on_catalog_change: declared.on_catalog_change,
             binding_id: beside.binding_id.or(declared.binding_id),
             limits,
+            output_schema: declared.output_schema,
+            continue_from,
+            prices,
             metadata,
             priority,
         };
@@ -326,15 +340,26 @@ fn check_metadata(metadata: &BTreeMap<String, String>, faults: &mut Faults) {
     }
 }
 
+/// A limit on money means nothing for a model of which nobody knows what it costs.
+pub(super) fn check_price(prices: &Prices, model: &ModelSpec, faults: &mut Faults) {
+    let name = money::name_of(model);
+    let detail = format!("the price of {name} is not known: the server's configuration names none");
+    faults.require(prices.of(model).is_some(), "/limits/max_cost_usd", &detail);
+}
+
 /// What is left out stays as in `base`.
 pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut Faults) -> Limits {
-    faults.require(request.max_cost_usd.is_none(), "/limits/max_cost_usd", LATER);
+    let max_cost_usd = request.max_cost_usd.map(|number| Usd::parse(&number.to_string()));
+    let is_money = max_cost_usd.is_none_or(|amount| amount.is_some_and(|amount| amount > Usd::ZERO));
+    let detail = "must be more than 0, at most 18000000, with at most 12 digits behind the point";
+    faults.require(is_money, "/limits/max_cost_usd", detail);
     let on_limit = request.on_limit.as_deref().unwrap_or("stop");
     faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
     let limits = Limits {
         max_turns: request.max_turns.unwrap_or(base.max_turns),
         max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
         max_tokens: request.max_tokens.or(base.max_tokens),
+        max_cost_usd: max_cost_usd.flatten().or(base.max_cost_usd),
         max_duration_s: request.max_duration_s.or(base.max_duration_s),
         max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
     };
@@ -342,30 +367,4 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);
     faults.require(parallel, "/limits/max_parallel_tool_calls", "must be 1 to 100");
     limits
-}
-
-fn check_input(input: RunInput, faults: &mut Faults) -> Vec<(Role, Vec<Content>)> {
-    let messages = match input {
-        RunInput::Text(text) => {
-            faults.require(!text.is_empty(), "/input", "must not be empty");
-            return vec![(Role::User, vec![Content::Text { text }])];
-        }
-        RunInput::Messages(messages) => messages,
-    };
-    faults.require(!messages.is_empty(), "/input", "must not be empty");
-    let read = |message: super::request::InputMessage| {
-        let role = match message.role {
-            InputRole::System => Role::System,
-            InputRole::User => Role::User,
-            InputRole::Assistant => Role::Assistant,
-        };
-        let content = match message.content {
-            InputContent::Text(text) => vec![Content::Text { text }],
-            InputContent::Parts(parts) => {
-                parts.into_iter().map(|InputPart::Text { text }| Content::Text { text }).collect()
-            }
-        };
-        (role, content)
-    };
-    messages.into_iter().map(read).collect()
 }

@@ -1,10 +1,13 @@
 //! The MCP entries of a request as a run is bound to them: inline ones, and registered servers that they tighten.
 
+use serde_json::Value;
+
 use super::faults::Faults;
 use super::request::EntryRequest;
 use super::{Asker, CommandError, Commands, entry};
 use crate::run::spec::{McpAuth, McpEntry};
 use crate::run::tighten::tighten;
+use crate::schema::{Budget, Unusable};
 use crate::secrets::RunSecrets;
 
 impl Commands {
@@ -18,9 +21,10 @@ impl Commands {
         faults: &mut Faults,
     ) -> Result<Vec<McpEntry>, CommandError> {
         let several = requests.len() > 1;
-        let mut entries = Vec::new();
+        let (mut entries, mut budget) = (Vec::new(), Budget::of_set());
         for (index, request) in requests.into_iter().enumerate() {
             let at = format!("/mcp/{index}");
+            self.check_schemas(asker, &request, &at, &mut budget, faults).await?;
             let entry = if let Some(server) = request.server.clone() {
                 self.registered_entry(asker, &server, request, &at, faults).await?
             } else {
@@ -37,6 +41,42 @@ impl Commands {
             }
         }
         Ok(entries)
+    }
+
+    /// The schemas that an entry brings for its tools. They are compiled when they are stored, so that nobody learns at a
+    /// call that they cannot be.
+    pub(super) async fn check_schemas(
+        &self,
+        asker: &Asker,
+        request: &EntryRequest,
+        at: &str,
+        budget: &mut Budget,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        for (tool, schema) in request.input_schemas.iter().flatten() {
+            let tool = tool.replace('~', "~0").replace('/', "~1");
+            self.check_schema(asker, schema, format!("{at}/input_schemas/{tool}"), budget, faults).await?;
+        }
+        Ok(())
+    }
+
+    /// One schema of a request: it must compile, within what all of them may cost.
+    pub(super) async fn check_schema(
+        &self,
+        asker: &Asker,
+        schema: &Value,
+        at: String,
+        budget: &mut Budget,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
+        match self.dispatch.schemas().of(&asker.tenant, schema, budget).await {
+            Ok(_) => Ok(()),
+            Err(Unusable::Fault(why)) => {
+                faults.add(at, why.as_ref());
+                Ok(())
+            }
+            Err(Unusable::Busy(busy)) => Err(CommandError::NotEvaluated(format!("a JSON Schema {busy}"))),
+        }
     }
 
     async fn inline_entry(

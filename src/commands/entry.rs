@@ -4,13 +4,8 @@ use std::collections::BTreeMap;
 
 use super::faults::Faults;
 use super::request::EntryRequest;
-use crate::dispatch::Schema;
-use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, PerTool, SideEffectClass};
+use crate::run::spec::{ClientAuthMethod, McpAuth, McpEntry, repeats_what_cannot_be_undone};
 use crate::run::tighten::Beside;
-use crate::secrets::Redactor;
-
-/// Longest text of what is wrong with a schema, in characters.
-const SCHEMA_FAULT_MAX: usize = 600;
 
 /// Header fields that belong to the transport, to the credential, or to hop-by-hop handling.
 const RESERVED_HEADERS: [&str; 16] = [
@@ -39,14 +34,7 @@ pub(super) fn check(request: EntryRequest, at: &str, faults: &mut Faults) -> Opt
     if let Some(auth) = &request.auth {
         check_auth(auth, &format!("{at}/auth"), faults);
     }
-    let irreversible = |class: &PerTool<SideEffectClass>| match class {
-        PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
-        PerTool::Each(map) => map.iter().any(|(tool, class)| {
-            *class == SideEffectClass::IrreversibleAction
-                && request.replay.as_ref().is_some_and(|replay| replay.of(tool).is_some())
-        }),
-    };
-    let contradicts = request.replay.is_some() && request.side_effect_class.as_ref().is_some_and(irreversible);
+    let contradicts = repeats_what_cannot_be_undone(request.replay.as_ref(), request.side_effect_class.as_ref());
     faults.require(!contradicts, &format!("{at}/replay"), "an irreversible action cannot be declared repeatable");
     if request.url.is_none() {
         faults.add(format!("{at}/url"), "is required, or `server`");
@@ -104,12 +92,6 @@ fn check_common(request: &EntryRequest, at: &str, faults: &mut Faults) {
         let fits =
             (1..=32).contains(&namespace.len()) && namespace.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         faults.require(fits, &format!("{at}/namespace"), "must match [A-Za-z0-9-]{1,32}");
-    }
-    for (tool, schema) in request.input_schemas.iter().flatten() {
-        if let Err(fault) = Schema::compile(schema) {
-            let fault = Redactor::default().cut(&fault, SCHEMA_FAULT_MAX);
-            faults.add(format!("{at}/input_schemas/{tool}"), format!("is not a JSON Schema: {fault}"));
-        }
     }
 }
 

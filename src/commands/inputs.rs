@@ -16,6 +16,8 @@ use crate::run::fact::{Fact, InputAnswer};
 use crate::run::ids::{RunId, RunUid};
 use crate::run::refusal::Refusal;
 use crate::run::status::Status;
+use crate::schema::form::{self, Form};
+use crate::schema::{AtDesk, Budget};
 use crate::store::{Left, Loaded};
 
 /// Most faults of one form that are told.
@@ -39,12 +41,43 @@ impl Commands {
         let Some(open) = asks.open.iter().find(|open| open.input.input_id == input_id) else {
             return Err(gone(asks, input_id));
         };
-        let (action, content) = check(request, &open.input)?;
+        let (action, given) = check(request, &open.input)?;
+        let content = match given {
+            Some(given) => Some(self.fill(asker, &open.input, given).await?),
+            None => None,
+        };
         let answer = InputAnswer { actor: asker.actor.clone(), input_id: input_id.to_owned(), action, content };
         let (commands, asker, run) = (Arc::clone(self), asker.clone(), run.clone());
         // Comes to its end although its caller has gone: what was left with an owner that lets go is applied here.
         let applying = self.tasks.spawn(async move { commands.until_answered(&asker, &run, answer).await });
         applying.await.unwrap_or_else(|_panicked| Err(CommandError::Interrupted))
+    }
+
+    /// What a person filled in, with the form's defaults. A question that was stored by a version that read forms less
+    /// strictly may not be answered with it.
+    async fn fill(&self, asker: &Asker, input: &Input, given: Map<String, Value>) -> Result<Value, CommandError> {
+        let schema = input.requested_schema.clone().unwrap_or_else(form::empty);
+        let place = self.dispatch.schemas();
+        let filling = async {
+            let place = place.place(&asker.tenant).await?;
+            let fill = move |at: &AtDesk| {
+                let form = Form::read(&schema, &mut Budget::of_forms());
+                form.map(|form| form.fill(at, given, FAULTS_MAX))
+            };
+            place.run(fill).await
+        };
+        let filled = filling.await.map_err(|busy| CommandError::NotEvaluated(format!("the form {busy}")))?;
+        let mut faults = Faults::default();
+        match filled {
+            Ok((content, flaws)) if flaws.is_empty() => return Ok(content),
+            Ok((_, flaws)) => {
+                for flaw in flaws {
+                    faults.add(format!("/content{}", flaw.pointer), flaw.detail);
+                }
+            }
+            Err(why) => faults.add("/content", format!("cannot be checked: the form {why}")),
+        }
+        Err(faults.into())
     }
 
     async fn until_answered(&self, asker: &Asker, run: &RunId, answer: InputAnswer) -> Result<(), CommandError> {
@@ -114,58 +147,11 @@ fn gone(asks: &Asks, input_id: &str) -> CommandError {
     if asks.had(input_id) { Refusal::AlreadyAnswered.into() } else { CommandError::InputNotFound }
 }
 
-fn check(request: AnswerInput, input: &Input) -> Result<(InputAction, Option<Value>), CommandError> {
+fn check(request: AnswerInput, input: &Input) -> Result<(InputAction, Option<Map<String, Value>>), CommandError> {
     let AnswerInput { action, content } = request;
     let mut faults = Faults::default();
     let fills = action == InputAction::Accept && input.mode == InputMode::Form;
     faults.require(content.is_none() || fills, "/content", "belongs to an accepted form only");
-    if !fills {
-        faults.finish()?;
-        return Ok((action, None));
-    }
-    let schema = input.requested_schema.as_ref().unwrap_or(&Value::Null);
-    let content = Value::Object(with_defaults(content.unwrap_or_default(), schema));
-    match jsonschema::validator_for(schema) {
-        Ok(validator) => {
-            for fault in validator.iter_errors(&content).take(FAULTS_MAX) {
-                faults.add(format!("/content{}", fault.instance_path()), fault.to_string());
-            }
-        }
-        Err(fault) => faults.add("/content", format!("cannot be checked: {fault}")),
-    }
     faults.finish()?;
-    Ok((action, Some(content)))
-}
-
-/// The fields with those that were left out and have a default.
-fn with_defaults(mut content: Map<String, Value>, schema: &Value) -> Map<String, Value> {
-    for (name, field) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
-        if let Some(default) = field.get("default") {
-            content.entry(name.clone()).or_insert_with(|| default.clone());
-        }
-    }
-    content
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_form_gets_the_defaults_of_what_was_left_out_whatever_their_kind() {
-        let schema = json!({ "type": "object", "properties": {
-            "name": { "type": "string", "default": "Ann" },
-            "age": { "type": "integer", "default": 7 },
-            "share": { "type": "number", "default": 0.10 },
-            "agrees": { "type": "boolean", "default": false },
-            "size": { "type": "string", "enum": ["s", "m"], "default": "m" },
-            "note": { "type": "string" },
-        } });
-        let given = json!({ "age": 8 }).as_object().unwrap().clone();
-        let filled = with_defaults(given, &schema);
-        let want = json!({ "name": "Ann", "age": 8, "share": 0.10, "agrees": false, "size": "m" });
-        assert_eq!(Value::Object(filled), want);
-    }
+    Ok((action, fills.then(|| content.unwrap_or_default())))
 }

@@ -13,6 +13,7 @@ use super::{Asker, CommandError, Commands};
 use crate::run::limits::Limits;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpEntry, ModelSpec};
+use crate::schema::Budget;
 use crate::secrets::RunSecrets;
 
 /// A version of an agent: the inline fields of a run.
@@ -37,7 +38,7 @@ pub struct AgentManifest {
     pub binding_id: Option<String>,
     /// What a run may use over its whole life; a run can only have less.
     pub limits: Option<LimitsRequest>,
-    /// JSON Schema of a structured final answer: not in this version.
+    /// JSON Schema of a structured final answer.
     pub output_schema: Option<Value>,
     /// Names of the run-scoped secrets that a run must bring.
     #[schema(max_items = 32)]
@@ -82,6 +83,7 @@ pub(super) struct Declared {
     pub(super) on_catalog_change: CatalogPolicy,
     pub(super) binding_id: Option<String>,
     pub(super) limits: Limits,
+    pub(super) output_schema: Option<Value>,
 }
 
 impl Commands {
@@ -93,7 +95,9 @@ impl Commands {
         secrets: &RunSecrets,
         faults: &mut Faults,
     ) -> Result<Declared, CommandError> {
-        faults.require(declaring.output_schema.is_none(), "/output_schema", LATER);
+        if let Some(schema) = &declaring.output_schema {
+            self.check_schema(asker, schema, "/output_schema".to_owned(), &mut Budget::of_one(), faults).await?;
+        }
         faults.require(declaring.tools.is_empty(), "/tools", LATER);
         self.check_model(asker, &declaring.model, Some(secrets), "/model", faults).await?;
         let limits = check_limits(declaring.limits, &Limits::default(), faults);
@@ -107,6 +111,7 @@ impl Commands {
             on_catalog_change: declaring.on_catalog_change.unwrap_or_default(),
             binding_id: declaring.binding_id,
             limits,
+            output_schema: declaring.output_schema,
         })
     }
 

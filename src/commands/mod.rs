@@ -4,12 +4,14 @@ mod agents;
 mod approval_tokens;
 mod approvals;
 mod cancel;
+mod carried;
 mod create;
 mod deadlines;
 mod delete;
 mod entries;
 mod entry;
 mod faults;
+mod input;
 mod inputs;
 mod manifest;
 mod policies;
@@ -44,6 +46,7 @@ use crate::run::approval::Approval;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Actor, NodeId, RunId, RunUid, TenantId};
+use crate::run::money::Prices;
 use crate::run::refusal::Refusal;
 use crate::secrets::KeyRing;
 use crate::store::hub::{Announced, Hub};
@@ -176,10 +179,12 @@ pub trait LocalExecutor: Send + Sync {
 }
 
 /// What the operator allows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Allowances {
     /// Whether runs may bring scripted models.
     pub scripted_models: bool,
+    /// What models cost.
+    pub prices: Prices,
     /// How old a catalog may be at an admission or a resume, in milliseconds.
     pub catalog_max_age_ms: u64,
     /// How long the node that owns a run may take to read a decision about it: it does so at its heartbeat at the latest.

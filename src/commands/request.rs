@@ -46,12 +46,12 @@ pub struct CreateRun {
     pub binding_id: Option<String>,
     /// What the run may use over its whole life.
     pub limits: Option<LimitsRequest>,
-    /// JSON Schema of a structured final answer: not in this version.
+    /// JSON Schema of the final answer; an answer that does not fit is asked for once more.
     pub output_schema: Option<Value>,
     /// Run-scoped secrets: stored encrypted, purged when the run is terminal, never readable.
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub secrets: Option<BTreeMap<String, SecretString>>,
-    /// A terminal run whose messages are carried over: not in this version.
+    /// A run of the tenant that has ended, whose messages are carried over.
     pub continue_from: Option<String>,
     /// The caller's own labels: up to 32 pairs, filterable.
     pub metadata: Option<BTreeMap<String, String>>,
@@ -144,6 +144,32 @@ pub enum InputPart {
         /// The text.
         text: String,
     },
+    /// A picture, in a message of the user: exactly one of `url` and `data`.
+    Image {
+        /// An address that the provider reads.
+        #[schema(max_length = 2000)]
+        url: Option<String>,
+        /// Base64 of a PNG, JPEG, GIF or WebP, at most 5 MiB.
+        data: Option<String>,
+        /// The type of the data.
+        media_type: Option<String>,
+    },
+    /// A file, in a message of the user: exactly one of `url`, `data` and `file_id`, as far as the model's protocol takes it.
+    File {
+        /// What it is called.
+        #[schema(max_length = 255)]
+        name: Option<String>,
+        /// An address that the provider reads.
+        #[schema(max_length = 2000)]
+        url: Option<String>,
+        /// Base64.
+        data: Option<String>,
+        /// The type of the data; required with it.
+        media_type: Option<String>,
+        /// The provider's name of a file that it keeps.
+        #[schema(max_length = 255)]
+        file_id: Option<String>,
+    },
 }
 
 /// One MCP server of a new run.
@@ -229,8 +255,10 @@ pub struct LimitsRequest {
     /// Tokens read and written.
     #[schema(minimum = 1)]
     pub max_tokens: Option<u64>,
-    /// Money: not in this version.
-    pub max_cost_usd: Option<f64>,
+    /// US dollars that the run's models cost, with at most 12 digits behind the point. Needs the models' prices in the
+    /// server's configuration.
+    #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
+    pub max_cost_usd: Option<serde_json::Number>,
     /// Seconds of work; waiting for people does not count.
     #[schema(minimum = 1)]
     pub max_duration_s: Option<u64>,

@@ -1,6 +1,6 @@
 //! Resumes a run: the checks in the order of the contract, each before anything is written.
 
-use super::create::check_limits;
+use super::create::{check_limits, check_price};
 use super::faults::{Faults, LATER};
 use super::request::{DecideCall, LimitsRequest, ResumeRun, RetryCall};
 use super::{Asker, CommandError, Commands, approvals, tell};
@@ -208,6 +208,9 @@ fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandErro
     let mut faults = Faults::default();
     let now = view.head.limits(&view.spec);
     let limits = check_limits(request, now, &mut faults);
+    if limits.max_cost_usd.is_some() {
+        check_price(&view.spec.prices, &view.spec.model, &mut faults);
+    }
     for name in limits.looser_than(now) {
         faults.add(format!("/limits/{name}"), "can only be tightened");
     }

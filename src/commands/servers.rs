@@ -11,6 +11,7 @@ use super::{Asker, CommandError, Commands, Fault, entry};
 use crate::dispatch::Sighting;
 use crate::run::binding::{CatalogRecord, Warning, merge};
 use crate::run::spec::McpEntry;
+use crate::schema::Budget;
 use crate::secrets::RunSecrets;
 use crate::store::registry::{RegisteredServer, Registration, ServerPut};
 
@@ -46,6 +47,7 @@ impl Commands {
         let is_http = transport.unwrap_or_default() == Transport::StreamableHttp;
         let stdio = "stdio servers run on the operator's machines: the operator declares them, not the API";
         faults.require(is_http, "/transport", stdio);
+        self.check_schemas(asker, &request, "", &mut Budget::of_set(), &mut faults).await?;
         let entry = entry::check(request, "", &mut faults).map(|entry| McpEntry { policies, ..entry });
         if let Some(entry) = &entry {
             self.check_own_policies(&entry.policies, name, entry, &mut faults).await?;

@@ -7,6 +7,7 @@ mod dev;
 #[cfg(debug_assertions)]
 mod failpoints;
 mod keep;
+mod prices;
 mod reader;
 mod report;
 mod servers;
@@ -25,6 +26,7 @@ use url::Url;
 
 use crate::auth::{AuthSettings, JwksSource};
 use crate::net::EgressAllow;
+use crate::run::money::Prices;
 use crate::secrets::KeyRing;
 pub use connections::McpConnections;
 use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
@@ -165,6 +167,8 @@ pub struct Config {
     pub mcp_connections: McpConnections,
     /// MCP servers that are processes of this node.
     pub mcp_servers: Vec<DeclaredServer>,
+    /// What models cost.
+    pub prices: Prices,
     /// The program that ends them when this process is killed; `None`: nobody does.
     pub stdio_guard: Option<PathBuf>,
     /// Milliseconds that a reading of a server's tools counts.
@@ -311,6 +315,7 @@ impl Config {
             tenant_max_calls: tenant_max_calls?,
             mcp_connections: mcp_connections?,
             mcp_servers: Vec::new(),
+            prices: Prices::default(),
             stdio_guard: None,
             catalog_max_age_ms: catalog_max_age_ms?,
             wake: wake?,

@@ -2,17 +2,18 @@
 //! It only says what it thinks of a call; what follows from that the core decides.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde_json::{Map, Value};
 
-use crate::mcp::schemas::{FAULT_MAX, Schema, Schemas};
 use crate::run::approval::Requirement;
 use crate::run::binding::{Binding, BoundTool};
 use crate::run::fact::Ruling;
+use crate::run::ids::TenantId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
-use crate::secrets::Redactor;
+use crate::run::structured::value_of;
+use crate::schema::{Budget, Schema, Schemas, Unusable};
 
 /// The rule of a call to a tool that the model was not offered.
 const UNKNOWN_TOOL: &str = "unknown-tool";
@@ -26,22 +27,24 @@ const MAX_NAMES: usize = 50;
 /// Faults of one call's arguments that a model is told.
 const MAX_FAULTS: usize = 5;
 
-/// Rules on the calls of one leg. The schemas of a binding are looked up once.
+/// Rules on the calls of one leg. The schemas of a binding are looked up once while they are kept; it keeps none itself,
+/// so that many runs hold no more of them than one.
 pub struct Gate {
     schemas: Arc<Schemas>,
+    tenant: TenantId,
     /// The binding whose tools are in `compiled`.
     revision: u32,
-    compiled: HashMap<String, Arc<Vec<Arc<Schema>>>>,
+    compiled: HashMap<String, Vec<Weak<Schema>>>,
 }
 
 impl Gate {
     /// A gate that shares compiled schemas with others.
-    pub fn new(schemas: Arc<Schemas>) -> Self {
-        Self { schemas, revision: 0, compiled: HashMap::new() }
+    pub fn new(schemas: Arc<Schemas>, tenant: TenantId) -> Self {
+        Self { schemas, tenant, revision: 0, compiled: HashMap::new() }
     }
 
     /// Says whether a call that the model wrote may cross the boundary.
-    pub fn rule(&mut self, binding: &Binding, call: &WrittenCall) -> Ruling {
+    pub async fn rule(&mut self, binding: &Binding, call: &WrittenCall) -> Ruling {
         self.keep_up(binding);
         let raw = || Value::String(call.arguments.clone());
         let Some(tool) = binding.tool(&call.tool) else {
@@ -55,14 +58,14 @@ impl Gate {
                 return reject(INVALID_ARGUMENTS, reason, raw());
             }
         };
-        self.rule_on_valid(binding, tool, input)
+        self.rule_on_valid(binding, tool, input).await
     }
 
     /// The same for other arguments of a known tool, which people want sent in place of the model's.
-    pub fn rule_on_change(&mut self, binding: &Binding, tool: &str, input: Value) -> Ruling {
+    pub async fn rule_on_change(&mut self, binding: &Binding, tool: &str, input: Value) -> Ruling {
         self.keep_up(binding);
         match binding.tool(tool) {
-            Some(tool) => self.rule_on_valid(binding, tool, input),
+            Some(tool) => self.rule_on_valid(binding, tool, input).await,
             None => reject(UNKNOWN_TOOL, unknown_tool(binding, tool), input),
         }
     }
@@ -74,8 +77,8 @@ impl Gate {
         }
     }
 
-    fn rule_on_valid(&mut self, binding: &Binding, tool: &BoundTool, input: Value) -> Ruling {
-        if let Some(faults) = self.faults(tool, &input) {
+    async fn rule_on_valid(&mut self, binding: &Binding, tool: &BoundTool, input: Value) -> Ruling {
+        if let Some(faults) = self.faults(tool, &input).await {
             let reason = format!("The arguments of {} do not fit its input schema: {faults}.", tool.name);
             return reject(INVALID_ARGUMENTS, reason, input);
         }
@@ -87,35 +90,49 @@ impl Gate {
         }
     }
 
-    fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
-        let validators = match self.compiled.get(&tool.name) {
-            Some(known) => Arc::clone(known),
-            None => match self.compile(tool) {
-                Ok(compiled) => {
-                    let compiled = Arc::new(compiled);
-                    self.compiled.insert(tool.name.clone(), Arc::clone(&compiled));
-                    compiled
-                }
-                Err(fault) => {
-                    let fault = Redactor::default().cut(&fault, FAULT_MAX);
-                    return Some(format!("its input schema is no JSON Schema ({fault})"));
-                }
-            },
+    /// What a final answer is, where a structure was asked for.
+    ///
+    /// # Errors
+    /// Why it is not what was asked for.
+    pub async fn answer(&self, schema: &Value, text: &str) -> Result<Value, String> {
+        let value = value_of(text)?;
+        let schema = self.schemas.of(&self.tenant, schema, &mut Budget::of_one()).await;
+        let schema = schema.map_err(|fault| format!("the schema cannot be used: it {fault}"))?;
+        let flaws = self.schemas.flaws(&self.tenant, &schema, &value, MAX_FAULTS).await;
+        let flaws = flaws.map_err(|busy| format!("it was not checked: the check {busy}"))?;
+        let told: Vec<String> = flaws.iter().map(ToString::to_string).collect();
+        if told.is_empty() { Ok(value) } else { Err(told.join("; ")) }
+    }
+
+    async fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
+        let validators = match self.compiled(tool).await {
+            Ok(compiled) => compiled,
+            Err(Unusable::Fault(why)) => return Some(format!("its input schema {why}")),
+            Err(Unusable::Busy(busy)) => return Some(format!("it {busy}")),
         };
-        let mut faults: Vec<String> =
-            validators.iter().flat_map(|validator| validator.faults(input, MAX_FAULTS)).collect();
+        let mut faults = Vec::new();
+        for validator in validators {
+            match self.schemas.flaws(&self.tenant, &validator, input, MAX_FAULTS).await {
+                Ok(flaws) => faults.extend(flaws.iter().map(ToString::to_string)),
+                Err(busy) => faults.push(format!("they {busy}")),
+            }
+        }
         faults.truncate(MAX_FAULTS);
-        // What the model wrote and was offered is clean.
-        let faults: Vec<String> = faults.iter().map(|fault| Redactor::default().cut(fault, FAULT_MAX)).collect();
         (!faults.is_empty()).then(|| faults.join("; "))
     }
 
-    fn compile(&self, tool: &BoundTool) -> Result<Vec<Arc<Schema>>, Arc<str>> {
-        std::iter::once(&tool.input_schema)
-            .chain(&tool.own_schema)
-            .filter(|schema| !schema.is_null())
-            .map(|schema| self.schemas.of(schema))
-            .collect()
+    async fn compiled(&mut self, tool: &BoundTool) -> Result<Vec<Arc<Schema>>, Unusable> {
+        if let Some(known) = self.compiled.get(&tool.name)
+            && let Some(compiled) = known.iter().map(Weak::upgrade).collect()
+        {
+            return Ok(compiled);
+        }
+        let mut compiled = Vec::new();
+        for schema in std::iter::once(&tool.input_schema).chain(&tool.own_schema).filter(|schema| !schema.is_null()) {
+            compiled.push(self.schemas.of(&self.tenant, schema, &mut Budget::of_one()).await?);
+        }
+        self.compiled.insert(tool.name.clone(), compiled.iter().map(Arc::downgrade).collect());
+        Ok(compiled)
     }
 }
 
@@ -193,10 +210,10 @@ mod tests {
         }
     }
 
-    #[track_caller]
-    fn check(tool: &str, arguments: &str, rule: Option<&str>, says: &str) {
+    async fn check(tool: &str, arguments: &str, rule: Option<&str>, says: &str) {
         let call = WrittenCall { id: None, tool: tool.into(), arguments: arguments.into() };
-        match (Gate::new(Arc::default()).rule(&binding(), &call), rule) {
+        let mut gate = Gate::new(Arc::default(), TenantId::parse("acme").unwrap());
+        match (gate.rule(&binding(), &call).await, rule) {
             (Ruling::Admit { input, .. }, None) => assert_eq!(input.to_string(), says),
             (Ruling::Reject { rule: refused, reason, .. }, Some(rule)) => {
                 assert_eq!(refused, rule);
@@ -206,18 +223,18 @@ mod tests {
         }
     }
 
-    #[test]
-    fn b206_invalid_arguments_and_unknown_names_never_reach_the_boundary() {
-        check("charge", r#"{"amount":5}"#, None, r#"{"amount":5}"#);
-        check("charge", r#"{"amount":117.63331139400017}"#, None, r#"{"amount":117.63331139400017}"#);
-        check("charge", r#"{"amount":"5"}"#, Some("invalid-arguments"), "/amount");
-        check("charge", r#"{"amount":1001}"#, Some("invalid-arguments"), "1000");
-        check("charge", "", Some("invalid-arguments"), "amount");
-        check("charge", r#"{"amount":5,"amount":6}"#, Some("invalid-arguments"), "twice");
-        check("charge", r#"{"amount": 5"#, Some("invalid-arguments"), "not valid");
-        check("charge", "[5]", Some("invalid-arguments"), "not a JSON object");
-        check("refund", "{}", Some("unknown-tool"), "Available: charge.");
+    #[tokio::test]
+    async fn b206_invalid_arguments_and_unknown_names_never_reach_the_boundary() {
+        check("charge", r#"{"amount":5}"#, None, r#"{"amount":5}"#).await;
+        check("charge", r#"{"amount":117.63331139400017}"#, None, r#"{"amount":117.63331139400017}"#).await;
+        check("charge", r#"{"amount":"5"}"#, Some("invalid-arguments"), "/amount").await;
+        check("charge", r#"{"amount":1001}"#, Some("invalid-arguments"), "1000").await;
+        check("charge", "", Some("invalid-arguments"), "amount").await;
+        check("charge", r#"{"amount":5,"amount":6}"#, Some("invalid-arguments"), "twice").await;
+        check("charge", r#"{"amount": 5"#, Some("invalid-arguments"), "not valid").await;
+        check("charge", "[5]", Some("invalid-arguments"), "not a JSON object").await;
+        check("refund", "{}", Some("unknown-tool"), "Available: charge.").await;
         let deep = format!(r#"{{"amount":5,"x":{}{}}}"#, "[".repeat(100), "]".repeat(100));
-        check("charge", &deep, Some("invalid-arguments"), "deeper than 100");
+        check("charge", &deep, Some("invalid-arguments"), "deeper than 100").await;
     }
 }

@@ -21,9 +21,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-pub use crate::mcp::schemas::Schema;
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
-pub use declared::Declared;
+pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
@@ -36,6 +35,7 @@ use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
 use crate::run::outcome::{Cause, Outcome, ToolError};
 use crate::run::spec::McpEntry;
+use crate::schema::Schemas;
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use registry::Registry;
@@ -162,8 +162,13 @@ impl Dispatch {
     }
 
     /// The gate of one leg.
-    pub fn gate(&self) -> Gate {
-        Gate::new(self.pool.schemas())
+    pub fn gate(&self, tenant: &TenantId) -> Gate {
+        Gate::new(self.pool.schemas(), tenant.clone())
+    }
+
+    /// Where JSON Schemas are compiled and values are checked by them.
+    pub fn schemas(&self) -> Arc<Schemas> {
+        self.pool.schemas()
     }
 
     /// Whether the server may reach that address at all.

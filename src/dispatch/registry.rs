@@ -7,7 +7,7 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
-use super::declared::{Declared, declared_entry};
+use super::declared::Declared;
 use super::fresh::Fresh;
 use crate::mcp::StdioServer;
 use crate::oauth::{ClientSecret, SecretOwner};
@@ -123,9 +123,9 @@ impl Registry {
 
     async fn server_read(&self, tenant: &TenantId, name: &str) -> Result<Option<Arc<Server>>, StoreError> {
         let Some((registered, secret)) = self.store.server_fetch(tenant, name).await? else {
-            let process = self.declared.find(tenant, name).map(Arc::clone);
-            let server = |process| Server { entry: declared_entry(), process: Some(process), secret: Ok(None) };
-            return Ok(process.map(|process| Arc::new(server(process))));
+            let declared = self.declared.find(tenant, name);
+            let server = |(process, entry)| Server { entry, process: Some(process), secret: Ok(None) };
+            return Ok(declared.map(|declared| Arc::new(server(declared))));
         };
         let entry = registered.registration.entry;
         let secret = match (&entry.auth, secret) {

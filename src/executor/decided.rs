@@ -36,7 +36,7 @@ impl Drive<'_> {
                     let ruling = match cast.arguments.clone() {
                         None => None,
                         Some(given) => {
-                            let ruling = self.gate.rule_on_change(&self.envelope.binding, &tool, given);
+                            let ruling = self.gate.rule_on_change(&self.envelope.binding, &tool, given).await;
                             let expressions = &self.shared.parts.expressions;
                             Some(Box::new(expressions.rule(&self.envelope, turn, &tool, ruling).await))
                         }

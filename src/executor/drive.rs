@@ -182,7 +182,7 @@ impl<'a> Drive<'a> {
             binding: Arc::new(envelope.binding.clone()),
             envelope,
             secrets: Arc::new(secrets),
-            gate: shared.parts.dispatch.gate(),
+            gate: shared.parts.dispatch.gate(&claim.tenant),
             caller: Arc::new(caller),
             room: shared.rooms.of(&claim.tenant),
             asks,

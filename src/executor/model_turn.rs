@@ -115,7 +115,12 @@ impl Drive<'_> {
         match answer {
             Answer::Turn(turn, parts) => {
                 let rulings = self.rule(&turn).await;
-                self.decide(Fact::TurnEnded { turn, parts, rulings }).await
+                let schema = self.envelope.spec.output_schema.as_ref().filter(|_| turn.calls.is_empty());
+                let structured = match schema {
+                    Some(schema) => Some(self.gate.answer(schema, &turn.text).await),
+                    None => None,
+                };
+                self.decide(Fact::TurnEnded { turn, parts, rulings, structured }).await
             }
             Answer::Failed(error) => self.give_up_or_wait(error).await,
             Answer::Cancelled => Ok(()),
@@ -160,7 +165,7 @@ impl Drive<'_> {
         let number = self.envelope.head.state.turns.saturating_add(1);
         let mut rulings = Vec::with_capacity(turn.calls.len());
         for call in &turn.calls {
-            let ruling = self.gate.rule(&self.envelope.binding, call);
+            let ruling = self.gate.rule(&self.envelope.binding, call).await;
             let expressions = &self.shared.parts.expressions;
             rulings.push(expressions.rule(&self.envelope, number, &call.tool, ruling).await);
         }

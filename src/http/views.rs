@@ -15,7 +15,8 @@ use crate::run::binding::{CatalogRecord, Warning};
 use crate::run::call::{Backend, Stage, idempotency_key};
 use crate::run::event::UndecidedCall;
 use crate::run::ids::{CallId, RunId, TenantId};
-use crate::run::message::{Content, Message, Picture, Role};
+use crate::run::message::{Content, Message, Picture, Role, Source};
+use crate::run::money::Usd;
 use crate::run::outcome::ToolError;
 use crate::run::policy::Decision;
 use crate::run::result::{RunError, Usage};
@@ -97,8 +98,9 @@ pub(super) struct UsageView {
     counted: Usage,
     /// The part of it that samples for servers used.
     sampling: Usage,
-    /// Money; not counted by this version.
-    cost_usd: Option<f64>,
+    /// What all of it cost, in US dollars; null where the price of a model is not known.
+    #[schema(value_type = Option<f64>)]
+    cost_usd: Option<Usd>,
 }
 
 /// An approval, with the token of one that waits for votes.
@@ -157,7 +159,11 @@ impl Run {
             output,
             error: head.state.error,
             turns: head.state.turns,
-            usage: UsageView { counted: head.state.usage, sampling, cost_usd: None },
+            usage: UsageView {
+                counted: Usage { cost_usd: None, ..head.state.usage },
+                sampling,
+                cost_usd: head.state.usage.cost_usd,
+            },
             pending: Pending { approvals, reconciliations: undecided, client_tools: Vec::new(), inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),
@@ -201,6 +207,22 @@ pub(super) enum ContentView {
         /// The text.
         text: String,
     },
+    /// A picture of the user's.
+    Image {
+        /// Where it is.
+        #[serde(flatten)]
+        source: SourceView,
+    },
+    /// A file of the user's.
+    File {
+        /// What it is called.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
+        name: Option<String>,
+        /// Where it is.
+        #[serde(flatten)]
+        source: SourceView,
+    },
     /// What the model thought aloud.
     Reasoning {
         /// The text; empty where the provider hides it.
@@ -232,6 +254,39 @@ pub(super) enum ContentView {
     },
 }
 
+/// Where a picture or a file is: as it was given.
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+pub(super) struct SourceView {
+    /// An address that the provider reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    url: Option<String>,
+    /// Base64.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    data: Option<String>,
+    /// The type of the data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    media_type: Option<String>,
+    /// The provider's name of a file that it keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    file_id: Option<String>,
+}
+
+impl From<Source> for SourceView {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Url { url } => Self { url: Some(url), ..Self::default() },
+            Source::Data { media_type, data } => {
+                Self { data: Some(data), media_type: Some(media_type), ..Self::default() }
+            }
+            Source::Id { file_id } => Self { file_id: Some(file_id), ..Self::default() },
+        }
+    }
+}
+
 /// A picture of a tool's result.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct PictureView {
@@ -251,6 +306,8 @@ impl From<Message> for MessageView {
     fn from(message: Message) -> Self {
         let content = message.content.into_iter().map(|piece| match piece {
             Content::Text { text } => ContentView::Text { text },
+            Content::Image { source } => ContentView::Image { source: source.into() },
+            Content::File { name, source } => ContentView::File { name, source: source.into() },
             Content::Reasoning { text, native: _ } => ContentView::Reasoning { text },
             Content::ToolCall { call_id, tool, input } => ContentView::ToolCall { call_id, tool, input },
             Content::ToolResult { call_id, tool, output, is_error, pictures } => {

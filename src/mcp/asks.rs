@@ -25,9 +25,10 @@ use super::Offers;
 use super::link::Link;
 use crate::run::ask::{Ask, Questions, Reply, SampleMessage, SampleRequest};
 use crate::run::ids::CallKey;
-use crate::run::json::is_too_deep;
 use crate::run::message::Role;
 use crate::run::spec::FinishReason;
+use crate::schema::Budget;
+use crate::schema::form::{self, Form};
 
 /// Longest question to a person, in bytes of JSON.
 const QUESTION_MAX: usize = 16 * 1024;
@@ -172,7 +173,7 @@ impl Asker {
             }
             _ => {}
         }
-        let ask = read(method, params).map_err(|why| ErrorData::invalid_params(why, None))?;
+        let ask = read(method, params, &mut Budget::of_forms()).map_err(|why| ErrorData::invalid_params(why, None))?;
         let origin = match context.extensions.get::<InboundStreamOrigin>() {
             Some(InboundStreamOrigin::OutboundRequest(id)) => Some(id.clone().into_json_value()),
             Some(InboundStreamOrigin::Unassociated) | None => None,
@@ -231,40 +232,36 @@ pub(super) fn questions(result: &Value) -> Result<Questions, String> {
     if size > QUESTIONS_MAX {
         return Err(format!("the questions are larger than {QUESTIONS_MAX} bytes"));
     }
-    let mut asks = BTreeMap::new();
+    let (mut asks, mut budget) = (BTreeMap::new(), Budget::of_forms());
     if let Some(requests) = requests {
         let requests = requests.as_object().ok_or("the questions are not an object")?;
         for (name, request) in requests {
             let method = request.get("method").and_then(Value::as_str).unwrap_or_default();
             let params = request.get("params").unwrap_or(&Value::Null);
-            asks.insert(name.clone(), read(method, params)?);
+            asks.insert(name.clone(), read(method, params, &mut budget)?);
         }
     }
     Ok(Questions { asks, state })
 }
 
-fn read(method: &str, params: &Value) -> Result<Ask, String> {
+fn read(method: &str, params: &Value, budget: &mut Budget) -> Result<Ask, String> {
     match method {
         SAMPLE => read_sample(params).map(|request| Ask::Sample(Box::new(request))),
-        ELICIT => read_question(params),
+        ELICIT => read_question(params, budget),
         ROOTS => Ok(Ask::Roots),
         _ => Err("one of the questions is of an unknown kind".to_owned()),
     }
 }
 
-fn read_question(params: &Value) -> Result<Ask, String> {
+fn read_question(params: &Value, budget: &mut Budget) -> Result<Ask, String> {
     if params.to_string().len() > QUESTION_MAX {
         return Err(format!("a question is larger than {QUESTION_MAX} bytes"));
     }
     let message = params.get("message").and_then(Value::as_str).unwrap_or_default().to_owned();
     match params.get("mode").and_then(Value::as_str) {
         None | Some("form") => {
-            let schema = params.get("requestedSchema").cloned().unwrap_or_else(|| json!({ "type": "object" }));
-            if !schema.is_object() || is_too_deep(&schema) {
-                return Err("the requested fields are not a JSON Schema".to_owned());
-            }
-            jsonschema::validator_for(&schema)
-                .map_err(|fault| format!("the requested fields are not a JSON Schema: {fault}"))?;
+            let schema = params.get("requestedSchema").cloned().unwrap_or_else(form::empty);
+            Form::read(&schema, budget).map_err(|why| format!("the form {why}"))?;
             Ok(Ask::Form { message, schema })
         }
         Some("url") => {

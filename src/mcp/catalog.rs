@@ -14,12 +14,13 @@ use tokio::time::Instant;
 
 use super::attempt::{Attempt, Stage};
 use super::connection::Connection;
-use super::listing::Reader;
+use super::listing::{Page, Reader, Unread};
 use super::pool::Lease;
-use super::schemas::Schemas;
 use super::{McpFault, Told};
 use crate::failpoint;
 use crate::run::binding::ServedCatalog;
+use crate::run::ids::TenantId;
+use crate::schema::{Budget, Busy, Schemas};
 
 /// A server with more pages or tools than this is refused, not cut: a model must not be offered half a catalog.
 const PAGES_MAX: usize = 100;
@@ -125,13 +126,15 @@ impl fmt::Debug for Subscription {
 }
 
 impl Connection {
-    /// The tools, at most `max_age` old; whoever waits while another reads gets the same reading.
+    /// The tools, at most `max_age` old; whoever waits while another reads gets the same reading. `desk`: where they are
+    /// looked at, and for whom.
     ///
     /// # Errors
     /// What went wrong, as the server says it.
     pub(super) async fn tools(
         &self,
-        (schemas, told): (&Schemas, &Told),
+        desk: (&Arc<Schemas>, &TenantId),
+        told: &Told,
         max_age: Duration,
         patience: Duration,
     ) -> Result<Reading, McpFault> {
@@ -151,7 +154,7 @@ impl Connection {
         let at = Instant::now();
         failpoint::pass("catalog.read.before");
         // Each page is given up at that time, which also tells the server; the grace is for the telling.
-        let pages = tokio::time::timeout(patience + GRACE, self.read_pages(schemas, told, at + patience)).await;
+        let pages = tokio::time::timeout(patience + GRACE, self.read_pages(desk, told, at + patience)).await;
         failpoint::pass("catalog.read.after");
         let (catalog, ttl) = match pages {
             Ok(Ok(pages)) => pages,
@@ -168,10 +171,13 @@ impl Connection {
     /// All pages, and how long the server says that they hold: as long as the page that expires first.
     async fn read_pages(
         &self,
-        schemas: &Schemas,
+        (schemas, tenant): (&Arc<Schemas>, &TenantId),
         told: &Told,
         until: Instant,
     ) -> Result<(ServedCatalog, Option<Duration>), McpFault> {
+        let budget = Budget::of_set();
+        let (schemas, told) = (Arc::clone(schemas), told.now());
+        let mut reader = Reader { schemas, has_header_params: !self.has_sessions, told, budget };
         let (mut catalog, mut ttl) = (ServedCatalog::default(), None);
         let (mut names, mut cursors) = (HashSet::new(), HashSet::new());
         let (mut cursor, mut bytes): (Option<String>, usize) = (None, 0);
@@ -181,13 +187,13 @@ impl Connection {
                 Listed::NoTools if cursor.is_none() => return Ok((catalog, ttl)),
                 Listed::NoTools => return Err(unreadable("its pages end with an error")),
             };
-            bytes = bytes.saturating_add(result.to_string().len());
+            ttl = result.get("ttlMs").and_then(Value::as_u64).map(Duration::from_millis).into_iter().chain(ttl).min();
+            let (page, size);
+            (reader, page, size) = at_the_desk((schemas, tenant), reader, result).await?;
+            bytes = bytes.saturating_add(size);
             if bytes > BYTES_MAX {
                 return Err(unreadable(&format!("its list of tools is larger than {BYTES_MAX} bytes")));
             }
-            ttl = result.get("ttlMs").and_then(Value::as_u64).map(Duration::from_millis).into_iter().chain(ttl).min();
-            let reader = Reader { schemas, has_header_params: !self.has_sessions, told: &told.now() };
-            let page = reader.page(result).map_err(unreadable)?;
             for tool in page.read.tools {
                 if !names.insert(tool.name.clone()) {
                     return Err(unreadable(&format!("it lists the tool '{}' twice", tool.name)));
@@ -242,6 +248,31 @@ impl Connection {
             _ => Err(unreadable(&self.last_fault().unwrap_or_else(|| "the connection ended".to_owned()))),
         }
     }
+}
+
+/// Reads a page at the desk, in turns with others, and says how many bytes of JSON it is.
+async fn at_the_desk(
+    (schemas, tenant): (&Schemas, &TenantId),
+    mut reader: Reader,
+    result: Value,
+) -> Result<(Reader, Page, usize), McpFault> {
+    let busy = |busy: Busy| unreadable(&format!("they {busy}"));
+    let place = schemas.place(tenant).await.map_err(busy)?;
+    let begun = place.run(move |at| {
+        let mut unread = Unread::of(result)?;
+        reader.read_on(at, &mut unread);
+        Ok((reader, unread))
+    });
+    let (mut reader, mut unread) = begun.await.map_err(busy)?.map_err(unreadable)?;
+    while !unread.is_read() {
+        let place = schemas.place(tenant).await.map_err(busy)?;
+        let going_on = place.run(move |at| {
+            reader.read_on(at, &mut unread);
+            (reader, unread)
+        });
+        (reader, unread) = going_on.await.map_err(busy)?;
+    }
+    Ok((reader, unread.page, unread.bytes))
 }
 
 /// What came of asking for a page.

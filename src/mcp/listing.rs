@@ -1,20 +1,20 @@
 //! Reads a page of tools as the server wrote it, one tool at a time: a bad one is set aside with a reason, and the
 //! others stay. The protocol library would refuse the whole page. Knows no connection.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use super::params;
-use super::schemas::{FAULT_MAX, Schemas};
 use crate::run::binding::{Hints, ServedCatalog, ServedTool};
 use crate::run::json::has_control;
+use crate::schema::{AtDesk, Budget, Schemas};
 use crate::secrets::Redactor;
 
 /// Longest name of a tool, in bytes. The specification asks for 128 at most.
 const NAME_MAX: usize = 512;
 /// Largest tool, in bytes of JSON: description, schemas and all.
 const TOOL_MAX: usize = 256 * 1024;
-/// Deepest nesting of a tool's schemas.
-const DEPTH_MAX: usize = 64;
 
 /// One page, read.
 #[derive(Debug, Default, PartialEq)]
@@ -23,21 +23,32 @@ pub(super) struct Page {
     pub(super) next: Option<String>,
 }
 
-/// How pages are read.
-pub(super) struct Reader<'a> {
-    pub(super) schemas: &'a Schemas,
+/// How the pages of one catalog are read.
+pub(super) struct Reader {
+    pub(super) schemas: Arc<Schemas>,
     /// Whether arguments may have to be sent as headers too.
     pub(super) has_header_params: bool,
     /// What the server was told.
-    pub(super) told: &'a Redactor,
+    pub(super) told: Redactor,
+    /// What the schemas of the pages that are left may cost.
+    pub(super) budget: Budget,
 }
 
-impl Reader<'_> {
-    /// Reads the result of a listing.
+/// A page with tools that are not read yet.
+pub(super) struct Unread {
+    listed: std::vec::IntoIter<Value>,
+    pub(super) page: Page,
+    /// Its size in bytes of JSON.
+    pub(super) bytes: usize,
+}
+
+impl Unread {
+    /// The result of a listing.
     ///
     /// # Errors
     /// Why it is no page of tools at all.
-    pub(super) fn page(&self, mut result: Value) -> Result<Page, &'static str> {
+    pub(super) fn of(mut result: Value) -> Result<Self, &'static str> {
+        let bytes = result.to_string().len();
         let Some(Value::Array(listed)) = result.get_mut("tools").map(Value::take) else {
             return Err("its answer is no list of tools");
         };
@@ -47,18 +58,30 @@ impl Reader<'_> {
             Some(Value::String(next)) => Some(next).filter(|next| !next.is_empty()),
             Some(_) => return Err("the cursor of its next page is no text"),
         };
-        let mut page = Page { next, ..Page::default() };
-        for tool in listed {
-            match self.tool(tool) {
-                Ok(tool) => page.read.tools.push(tool),
-                Err(why) => page.read.unnamed.push(why),
+        Ok(Self { listed: listed.into_iter(), page: Page { next, ..Page::default() }, bytes })
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.listed.as_slice().is_empty()
+    }
+}
+
+impl Reader {
+    /// Reads tools of a page until others should have the desk.
+    pub(super) fn read_on(&mut self, at: &AtDesk, unread: &mut Unread) {
+        for tool in unread.listed.by_ref() {
+            match self.tool(at, tool) {
+                Ok(tool) => unread.page.read.tools.push(tool),
+                Err(why) => unread.page.read.unnamed.push(why),
+            }
+            if at.is_due() {
+                return;
             }
         }
-        Ok(page)
     }
 
     /// One tool, usable or not; or why it cannot even be named.
-    fn tool(&self, listed: Value) -> Result<ServedTool, String> {
+    fn tool(&mut self, at: &AtDesk, listed: Value) -> Result<ServedTool, String> {
         let size = listed.to_string().len();
         let Value::Object(mut listed) = listed else { return Err("a tool that is no object".to_owned()) };
         let name = name_of(&listed)?;
@@ -73,10 +96,10 @@ impl Reader<'_> {
         tool.unusable = if size > TOOL_MAX {
             Some(format!("it is larger than {TOOL_MAX} bytes"))
         } else {
-            self.fault_of_input(&tool.input_schema).map(|why| format!("its input schema {why}"))
+            self.fault_of_input(at, &tool.input_schema).map(|why| format!("its input schema {why}"))
         };
         match listed.remove("outputSchema").filter(|schema| !schema.is_null()) {
-            Some(schema) if tool.unusable.is_none() => match self.fault_of_output(&schema) {
+            Some(schema) if tool.unusable.is_none() => match self.fault_of_output(at, &schema) {
                 None => tool.output_schema = Some(schema),
                 Some(why) => tool.notes.push(format!("its output schema {why}, so its results are not checked")),
             },
@@ -86,7 +109,7 @@ impl Reader<'_> {
     }
 
     /// Why no call can be checked against this schema. A missing one allows every object.
-    fn fault_of_input(&self, schema: &Value) -> Option<String> {
+    fn fault_of_input(&mut self, at: &AtDesk, schema: &Value) -> Option<String> {
         let object = match schema {
             Value::Null => return None,
             Value::Object(object) => object,
@@ -106,18 +129,18 @@ impl Reader<'_> {
         {
             return Some(format!("cannot be followed: {why}"));
         }
-        self.fault_of(schema)
+        self.fault_of(at, schema)
     }
 
-    fn fault_of_output(&self, schema: &Value) -> Option<String> {
-        if schema.is_object() { self.fault_of(schema) } else { Some("is no object".to_owned()) }
+    fn fault_of_output(&mut self, at: &AtDesk, schema: &Value) -> Option<String> {
+        if schema.is_object() { self.fault_of(at, schema) } else { Some("is no object".to_owned()) }
     }
 
-    fn fault_of(&self, schema: &Value) -> Option<String> {
-        if is_deeper(schema, DEPTH_MAX) {
-            return Some(format!("is nested deeper than {DEPTH_MAX} levels"));
-        }
-        self.schemas.of(schema).err().map(|why| format!("is no JSON Schema: {}", self.told.cut(&why, FAULT_MAX)))
+    fn fault_of(&mut self, at: &AtDesk, schema: &Value) -> Option<String> {
+        self.schemas
+            .of_here(at, schema, &mut self.budget)
+            .err()
+            .map(|why| self.told.torn(&why.to_string()).into_owned())
     }
 }
 
@@ -147,15 +170,6 @@ fn name_of(listed: &Map<String, Value>) -> Result<String, String> {
     }
 }
 
-fn is_deeper(value: &Value, left: usize) -> bool {
-    let Some(left) = left.checked_sub(1) else { return value.is_array() || value.is_object() };
-    match value {
-        Value::Array(items) => items.iter().any(|item| is_deeper(item, left)),
-        Value::Object(members) => members.values().any(|member| is_deeper(member, left)),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-    }
-}
-
 /// A page without what the protocol library cannot read or need not know, so that it still learns of the good tools.
 pub(super) fn readable(message: &Value) -> Value {
     let mut message = message.clone();
@@ -179,9 +193,14 @@ mod tests {
     use super::*;
 
     fn read(tool: Value) -> ServedCatalog {
-        let (schemas, good) = (Schemas::default(), json!({ "name": "good", "inputSchema": { "type": "object" } }));
-        let reader = Reader { schemas: &schemas, has_header_params: true, told: &Redactor::default() };
-        let mut read = reader.page(json!({ "tools": [tool, good] })).unwrap().read;
+        let good = json!({ "name": "good", "inputSchema": { "type": "object" } });
+        let mut unread = Unread::of(json!({ "tools": [tool, good] })).unwrap();
+        let (told, budget) = (Redactor::default(), Budget::of_set());
+        let mut reader = Reader { schemas: Arc::default(), has_header_params: true, told, budget };
+        while !unread.is_read() {
+            reader.read_on(&AtDesk::for_tests(), &mut unread);
+        }
+        let mut read = unread.page.read;
         assert_eq!(read.tools.pop().map(|tool| (tool.name, tool.unusable)), Some(("good".to_owned(), None)));
         read
     }
@@ -214,6 +233,30 @@ mod tests {
         }
         check_unusable("description", "x".repeat(1 << 20).into(), "larger than");
         check_unusable("anything", "x".repeat(1 << 20).into(), "larger than");
+    }
+
+    #[test]
+    fn the_schemas_of_a_catalog_are_bounded_together_and_what_is_over_is_told() {
+        let tool = |n: usize| {
+            let parts: Map<String, Value> =
+                (0..100).map(|p| (format!("p{p}"), json!({ "pattern": format!("{n}x{p}a{{900}}") }))).collect();
+            json!({ "name": format!("t{n}"), "inputSchema": { "type": "object", "properties": parts } })
+        };
+        let mut tools: Vec<Value> = (0..60).map(tool).collect();
+        tools.push(json!({ "name": "plain", "inputSchema": { "type": "object" } }));
+        let mut unread = Unread::of(json!({ "tools": tools })).unwrap();
+        let mut reader = Reader { schemas: Arc::default(), has_header_params: true, budget: Budget::of_set() };
+        let (mut slices, began) = (0, std::time::Instant::now());
+        while !unread.is_read() {
+            reader.read_on(&AtDesk::for_tests(), &mut unread);
+            slices += 1;
+        }
+        assert!(slices > 1 && began.elapsed() < std::time::Duration::from_secs(10), "{slices}, {:?}", began.elapsed());
+        let set_aside: Vec<&str> = unread.page.read.tools.iter().filter_map(|tool| tool.unusable.as_deref()).collect();
+        assert!((20..60).contains(&set_aside.len()), "{}", set_aside.len());
+        assert!(set_aside.iter().all(|why| why.contains("together with the other schemas")), "{set_aside:?}");
+        let last = unread.page.read.tools.last().unwrap();
+        assert_eq!((last.name.as_str(), last.unusable.as_ref()), ("plain", None));
     }
 
     #[test]
@@ -251,10 +294,7 @@ mod tests {
 
     #[test]
     fn a_page_is_a_list_of_tools_or_nothing() {
-        let schemas = Schemas::default();
-        let told = Redactor::default();
-        let reader = Reader { schemas: &schemas, has_header_params: false, told: &told };
-        let page = |result| reader.page(result).map(|page| page.next);
+        let page = |result| Unread::of(result).map(|unread| unread.page.next);
         for bad in [json!(null), json!({}), json!({ "tools": null }), json!({ "tools": {} })] {
             assert!(page(bad.clone()).is_err(), "{bad}");
         }

@@ -37,12 +37,12 @@ use serde_json::Value;
 
 use super::asks;
 use super::attempt::{HttpRefusal, Stage};
-use super::schemas::{FAULT_MAX, Schema};
 use super::shape::{Excess, MAX_BLOCKS};
 use crate::run::call::Task;
 use crate::run::json::is_too_deep;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::tool_result;
+use crate::schema::{AtDesk, Flaw, Schema, Unusable};
 use crate::secrets::Redactor;
 
 /// The longest `Retry-After` that is waited for inside a call.
@@ -79,11 +79,21 @@ pub(super) enum Remedy {
     NewToken,
 }
 
-/// The compiled output schema of a tool, or why it is none.
-pub(super) type Promised = Result<Arc<Schema>, Arc<str>>;
+/// What a tool's output schema promises of its results.
+pub(super) enum Promised<'a> {
+    /// What the compiled schema says.
+    By(&'a AtDesk, Arc<Schema>),
+    /// Nobody knows: it cannot be used.
+    Unusable(Unusable),
+}
 
 /// Decides what one attempt means. What the server was told is taken out of its words before they are cut.
-pub(super) fn classify(stage: Stage, ended: Ended, promised: Option<&Promised>, told: &Redactor) -> (Outcome, Remedy) {
+pub(super) fn classify(
+    stage: Stage,
+    ended: Ended,
+    promised: Option<Promised<'_>>,
+    told: &Redactor,
+) -> (Outcome, Remedy) {
     match stage {
         // The connection ended under it: another one can carry it.
         Stage::Queued if ended == Ended::Settled => (not_sent_in_time(ended), Remedy::Redial),
@@ -141,7 +151,7 @@ fn by_status(refusal: &HttpRefusal, told: &Redactor) -> (Outcome, Remedy) {
     (Outcome::NotSent(ToolError::new(code, text)), remedy)
 }
 
-fn by_answer(mut message: Value, promised: Option<&Promised>, told: &Redactor) -> Outcome {
+fn by_answer(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor) -> Outcome {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let text = error.get("message").and_then(Value::as_str).unwrap_or("The MCP server answered with an error.");
         return failed("mcp-error", told.cut(text, MESSAGE_MAX), None);
@@ -165,7 +175,7 @@ fn by_answer(mut message: Value, promised: Option<&Promised>, told: &Redactor) -
             return match asks::questions(&output) {
                 Ok(questions) => Outcome::InputRequired(Box::new(questions)),
                 Err(why) => {
-                    let why = told.cut(&why, MESSAGE_MAX);
+                    let why = told.cut(&told.torn(&why), MESSAGE_MAX);
                     failed("input-required", format!("The MCP server asked for input: {why}."), Some(output))
                 }
             };
@@ -177,8 +187,8 @@ fn by_answer(mut message: Value, promised: Option<&Promised>, told: &Redactor) -
         let text = if text.is_empty() { described(&output, told) } else { told.cut(&text, MESSAGE_MAX) };
         return failed("tool-error", text, Some(output));
     }
-    if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
-        return failed("invalid-output", told.cut(&why, FAULT_MAX), Some(output));
+    if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised, told)) {
+        return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
 }
@@ -208,16 +218,22 @@ fn too_large(excess: Excess) -> Outcome {
 }
 
 /// Why a result does not keep what the tool's output schema promises.
-fn breaks_promise(output: &Value, promised: &Promised) -> Option<String> {
+fn breaks_promise(output: &Value, promised: Promised<'_>, told: &Redactor) -> Option<String> {
     let Some(structured) = output.get("structuredContent").filter(|structured| !structured.is_null()) else {
         return Some("The tool promises structured content, and its result has none.".to_owned());
     };
     match promised {
-        Ok(schema) => {
-            let faults = schema.faults(structured, 1).into_iter().next();
-            faults.map(|fault| format!("The tool's structured content breaks its output schema: {fault}"))
+        Promised::By(at, schema) => {
+            let flaw = schema.flaws_here(at, structured, 1).into_iter().next();
+            // It quotes the value, and may be cut.
+            flaw.map(|Flaw { pointer, detail }| {
+                let detail = told.torn(&detail);
+                format!("The tool's structured content breaks its output schema: {detail} at {pointer:?}")
+            })
         }
-        Err(fault) => Some(format!("The tool's output schema cannot be used: {fault}")),
+        Promised::Unusable(why) => {
+            Some(format!("The tool's output schema cannot be used: it {}", told.torn(&why.to_string())))
+        }
     }
 }
 

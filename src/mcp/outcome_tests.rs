@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::schema::{Budget, Schemas};
 
 fn status(status: u16) -> Stage {
     Stage::Status(HttpRefusal { status, ..HttpRefusal::default() })
@@ -85,18 +86,17 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
     }
 }
 
+fn class_of(stage: Stage, promised: Option<Promised<'_>>) -> Outcome {
+    classify(stage, Ended::Settled, promised, &Redactor::default()).0
+}
+
 #[test]
 fn b103_structured_content_must_keep_the_output_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
-    let promised = Schema::compile(&schema).map(Arc::new).map_err(Arc::from);
-    let code = |result: Value| match classify(
-        answered(json!({ "result": result })),
-        Ended::Settled,
-        Some(&promised),
-        &Redactor::default(),
-    )
-    .0
-    {
+    let (at, schemas) = (AtDesk::for_tests(), Schemas::default());
+    let schema = schemas.of_here(&at, &schema, &mut Budget::of_one()).unwrap();
+    let promised = || Some(Promised::By(&at, Arc::clone(&schema)));
+    let code = |result: Value| match class_of(answered(json!({ "result": result })), promised()) {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, output }) => {
             assert!(output.is_some(), "the raw answer is kept");

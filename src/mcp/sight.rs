@@ -36,8 +36,8 @@ impl McpPool {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let lease = self.lease(tenant, target).await?;
         let began = Instant::now();
-        let catalog = lease.connection().tools((&self.schemas(), &target.told), Duration::ZERO, patience).await;
-        let catalog = catalog.map_err(|fault| target.clean(fault))?.catalog;
+        let read = lease.connection().tools((&self.schemas(), tenant), &target.told, Duration::ZERO, patience).await;
+        let catalog = read.map_err(|fault| target.clean(fault))?.catalog;
         let latency = began.elapsed();
         let sighting = lease.connection().sighting(catalog, latency);
         let mut sighting = sighting.map_err(|fault| target.clean(fault))?;

@@ -127,8 +127,13 @@ impl McpPool {
         failpoint::pass("mcp.task.after");
         match asked {
             Ok(Stage::Answered(message)) => {
-                let promised = task.output_schema.as_ref().map(|schema| self.schemas().of(schema));
-                read(message, promised.as_ref(), &target.told.now())
+                let told = target.told.now();
+                let judge = move |stage, promised: Option<Promised<'_>>| match stage {
+                    Stage::Answered(message) => read(message, promised, &told),
+                    _ => Said::Nothing,
+                };
+                let stage = Stage::Answered(message);
+                self.judged(tenant, task.output_schema.as_ref(), stage, Said::Nothing, judge).await
             }
             // A lost session is no word about the task.
             Ok(Stage::Status(refusal)) if !refusal.session_lost && is_not_known(refusal.code) => not_known(),
@@ -204,14 +209,14 @@ impl McpPool {
 }
 
 /// What the server says of a task.
-fn read(mut message: Value, promised: Option<&Promised>, told: &Redactor) -> Said {
+fn read(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor) -> Said {
     if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
         let code = error.get("code").and_then(Value::as_i64);
         return if is_not_known(code) { not_known() } else { Said::Error };
     }
     let mut state = message.get_mut("result").map(Value::take).unwrap_or_default();
     let status = state.get("status").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let mut ended = |member: &str| {
+    let ended = |member: &str| {
         let value = state.get_mut(member).map(Value::take).filter(Value::is_object);
         value.map_or(Said::Error, |value| {
             let answer = Stage::Answered(json!({ member: value }));

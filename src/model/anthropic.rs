@@ -1,5 +1,7 @@
 //! Anthropic messages, and every server that speaks them.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use rig_core::providers::anthropic::wire::{AnthropicConfig, Messages};
 use secrecy::ExposeSecret as _;
@@ -10,10 +12,13 @@ use super::wire::{Outgoing, ask, endpoint, secret_header};
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::net::EgressClient;
 use crate::run::history::{Prompt, ToolOffer};
-use crate::run::message::{Content, Message, Role};
+use crate::run::message::{Content, Message, Role, Source};
 
 /// The version of the protocol.
 const VERSION: &str = "2023-06-01";
+
+/// What lets a message name a file that the provider keeps.
+const FILES: &str = "files-api-2025-04-14";
 
 /// The longest answer that is asked for when the run says nothing and the model's own limit is unknown, in tokens. The
 /// protocol wants a number.
@@ -49,6 +54,9 @@ fn outgoing(request: &ModelRequest, max_tokens: u64) -> Result<Outgoing, ModelEr
     let url = endpoint(request.model.address().unwrap_or_default(), &["v1", "messages"])?;
     let mut headers = HeaderMap::new();
     headers.insert(HeaderName::from_static("anthropic-version"), HeaderValue::from_static(VERSION));
+    if keeps_files(&request.prompt) {
+        headers.insert(HeaderName::from_static("anthropic-beta"), HeaderValue::from_static(FILES));
+    }
     if let Some(secret) = &request.secret {
         headers.insert(HeaderName::from_static("x-api-key"), secret_header(secret.expose_secret())?);
     }
@@ -69,9 +77,34 @@ fn body(request: &ModelRequest, max_tokens: u64) -> Value {
     body.remove("tools");
     if !request.prompt.tools.is_empty() {
         body.insert("tools".to_owned(), request.prompt.tools.iter().map(tool).collect());
+    } else {
+        let called = called(&request.prompt);
+        if !called.is_empty() {
+            body.insert("tools".to_owned(), called.into());
+            body.insert("tool_choice".to_owned(), json!({ "type": "none" }));
+        }
     }
     body.insert("stream".to_owned(), Value::Bool(true));
     Value::Object(body)
+}
+
+/// Whether a file of the conversation is with the provider.
+fn keeps_files(prompt: &Prompt) -> bool {
+    let is_kept = |content: &Content| matches!(content, Content::File { source: Source::Id { .. }, .. });
+    prompt.messages.iter().any(|message| message.content.iter().any(is_kept))
+}
+
+/// Tools of an earlier conversation that are not on offer: the protocol wants calls to be of known tools.
+fn called(prompt: &Prompt) -> Vec<Value> {
+    let mut names: Vec<&str> = Vec::new();
+    for content in prompt.messages.iter().flat_map(|message| &message.content) {
+        if let Content::ToolCall { tool, .. } = content
+            && !names.contains(&tool.as_str())
+        {
+            names.push(tool);
+        }
+    }
+    names.into_iter().map(|name| json!({ "name": name, "input_schema": { "type": "object" } })).collect()
 }
 
 fn tool(offer: &ToolOffer) -> Value {
@@ -87,7 +120,11 @@ fn system(prompt: &Prompt) -> String {
     let said = prompt.messages.iter().filter(|message| message.role == Role::System);
     let texts = said.flat_map(|message| &message.content).filter_map(|content| match content {
         Content::Text { text } => Some(text.as_str()),
-        Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+        Content::Image { .. }
+        | Content::File { .. }
+        | Content::Reasoning { .. }
+        | Content::ToolCall { .. }
+        | Content::ToolResult { .. } => None,
     });
     prompt.instructions.as_deref().into_iter().chain(texts).collect::<Vec<_>>().join("\n\n")
 }
@@ -122,6 +159,14 @@ fn block(content: &Content) -> Option<Value> {
     match content {
         Content::Text { text } if text.trim().is_empty() => None,
         Content::Text { text } => Some(json!({ "type": "text", "text": text })),
+        Content::Image { source } => Some(json!({ "type": "image", "source": source_of(source) })),
+        Content::File { name, source } => {
+            let mut document = json!({ "type": "document", "source": source_of(source) });
+            if let Some(name) = name {
+                document["title"] = Value::from(name.as_str());
+            }
+            Some(document)
+        }
         Content::Reasoning { native, .. } => native.clone().filter(|block| block.get("type").is_some()),
         Content::ToolCall { call_id, tool, input } => {
             let input = if input.is_object() { input.clone() } else { unreadable(input) };
@@ -147,6 +192,21 @@ fn block(content: &Content) -> Option<Value> {
                 fields.insert("is_error".to_owned(), Value::Bool(true));
             }
             Some(Value::Object(fields))
+        }
+    }
+}
+
+/// Where a picture or a document is; plain text is said as text.
+fn source_of(source: &Source) -> Value {
+    match source {
+        Source::Url { url } => json!({ "type": "url", "url": url }),
+        Source::Id { file_id } => json!({ "type": "file", "file_id": file_id }),
+        Source::Data { media_type, data } => {
+            let text = STANDARD.decode(data).ok().filter(|_| media_type == "text/plain");
+            match text.and_then(|bytes| String::from_utf8(bytes).ok()) {
+                Some(text) => json!({ "type": "text", "media_type": "text/plain", "data": text }),
+                None => json!({ "type": "base64", "media_type": media_type, "data": data }),
+            }
         }
     }
 }
@@ -205,6 +265,55 @@ mod tests {
         let signed = Content::Reasoning { text: "hm".to_owned(), native: Some(native.clone()) };
         assert_eq!(block(&signed), Some(native));
         assert_eq!(block(&Content::Reasoning { text: "hm".to_owned(), native: None }), None);
+    }
+
+    #[test]
+    fn pictures_and_documents_are_said_in_the_protocols_words() {
+        let data = |kind: &str, data: &str| Source::Data { media_type: kind.to_owned(), data: data.to_owned() };
+        let file = |source| Content::File { name: Some("a".to_owned()), source };
+        for (content, expected) in [
+            (
+                Content::Image { source: data("image/png", "AAAA") },
+                json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "AAAA" } }),
+            ),
+            (
+                file(Source::Url { url: "https://a.example/a.pdf".to_owned() }),
+                json!({ "type": "document", "title": "a",
+                        "source": { "type": "url", "url": "https://a.example/a.pdf" } }),
+            ),
+            (
+                file(data("text/plain", "aGk=")),
+                json!({ "type": "document", "title": "a",
+                        "source": { "type": "text", "media_type": "text/plain", "data": "hi" } }),
+            ),
+            (
+                file(Source::Id { file_id: "file_1".to_owned() }),
+                json!({ "type": "document", "title": "a", "source": { "type": "file", "file_id": "file_1" } }),
+            ),
+        ] {
+            assert_eq!(block(&content), Some(expected));
+        }
+        let picture = crate::run::message::Picture { media_type: "image/png".to_owned(), data: "AAAA".to_owned() };
+        let result = Content::ToolResult {
+            call_id: crate::run::ids::CallId::new("c"),
+            tool: "t".to_owned(),
+            output: json!("[image]"),
+            is_error: false,
+            pictures: vec![picture],
+        };
+        let shown =
+            json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "AAAA" } });
+        assert_eq!(block(&result).unwrap()["content"], json!([{ "type": "text", "text": "[image]" }, shown]));
+    }
+
+    #[test]
+    fn calls_of_an_earlier_conversation_are_of_known_tools_and_none_is_called() {
+        let mut request = testing::request(r#"{"provider":"anthropic","name":"claude"}"#);
+        request.prompt = testing::prompt();
+        request.prompt.tools.clear();
+        let sent = body(&request, 1000);
+        assert_eq!(sent["tool_choice"], json!({ "type": "none" }));
+        assert!(sent["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == "charge"), "{sent}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::wire::{Outgoing, ask, endpoint, secret_header};
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::net::EgressClient;
 use crate::run::history::{Prompt, ToolOffer};
-use crate::run::message::{Content, Message, Role};
+use crate::run::message::{Content, Message, Role, Source};
 
 /// Speaks chat completions.
 #[derive(Clone, Debug)]
@@ -82,16 +82,56 @@ fn messages(prompt: &Prompt) -> Vec<Value> {
 fn message(message: &Message) -> Vec<Value> {
     match message.role {
         Role::System => vec![json!({ "role": "system", "content": text(message) })],
-        Role::User => vec![json!({ "role": "user", "content": text(message) })],
+        Role::User => vec![json!({ "role": "user", "content": user(message) })],
         Role::Assistant => assistant(message).into_iter().collect(),
         Role::Tool => message.content.iter().filter_map(tool_result).chain(pictures(message)).collect(),
+    }
+}
+
+/// What the user says: text alone as text, else parts.
+fn user(message: &Message) -> Value {
+    let is_text = |content: &Content| matches!(content, Content::Text { .. });
+    if message.content.iter().all(is_text) {
+        text(message).into()
+    } else {
+        message.content.iter().filter_map(part).collect()
+    }
+}
+
+fn part(content: &Content) -> Option<Value> {
+    match content {
+        Content::Text { text } => Some(json!({ "type": "text", "text": text })),
+        Content::Image { source } => {
+            let url = match source {
+                Source::Url { url } => url.clone(),
+                Source::Data { media_type, data } => format!("data:{media_type};base64,{data}"),
+                Source::Id { .. } => return None,
+            };
+            Some(json!({ "type": "image_url", "image_url": { "url": url } }))
+        }
+        Content::File { name, source } => {
+            let file = match source {
+                Source::Id { file_id } => json!({ "file_id": file_id }),
+                Source::Data { media_type, data } => {
+                    let name = name.as_deref().unwrap_or("file");
+                    json!({ "filename": name, "file_data": format!("data:{media_type};base64,{data}") })
+                }
+                Source::Url { .. } => return None,
+            };
+            Some(json!({ "type": "file", "file": file }))
+        }
+        Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
     }
 }
 
 fn text(message: &Message) -> String {
     let texts = message.content.iter().filter_map(|content| match content {
         Content::Text { text } => Some(text.as_str()),
-        Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+        Content::Image { .. }
+        | Content::File { .. }
+        | Content::Reasoning { .. }
+        | Content::ToolCall { .. }
+        | Content::ToolResult { .. } => None,
     });
     texts.collect::<Vec<_>>().join("\n")
 }
@@ -111,7 +151,11 @@ fn assistant(message: &Message) -> Option<Value> {
             Content::ToolCall { call_id, tool, input } => calls.push(json!({
                 "id": call_id, "type": "function", "function": { "name": tool, "arguments": arguments(input) },
             })),
-            Content::Text { .. } | Content::Reasoning { .. } | Content::ToolResult { .. } => {}
+            Content::Text { .. }
+            | Content::Image { .. }
+            | Content::File { .. }
+            | Content::Reasoning { .. }
+            | Content::ToolResult { .. } => {}
         }
     }
     let said = text(message);

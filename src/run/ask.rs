@@ -11,7 +11,8 @@ use utoipa::ToSchema;
 
 use super::history::Prompt;
 use super::ids::{Actor, CallId, CallKey};
-use super::message::{Content, Message, Role};
+use super::message::{Content, Message, Role, TurnUsage};
+use super::money::Usd;
 use super::result::Usage;
 use super::spec::FinishReason;
 use super::time::Timestamp;
@@ -96,9 +97,16 @@ impl SampleRequest {
 
     /// The tokens that it may cost: what it says, estimated, and the longest answer.
     pub fn cost(&self) -> u64 {
+        let TurnUsage { input_tokens, output_tokens, .. } = self.most();
+        input_tokens.saturating_add(output_tokens)
+    }
+
+    /// The same, by what is read and what is written.
+    pub fn most(&self) -> TurnUsage {
         let system = self.system.as_deref().map_or(0, tokens);
         let said = self.messages.iter().map(|message| tokens(&message.text));
-        said.fold(system, u64::saturating_add).saturating_add(self.max_tokens)
+        let input_tokens = said.fold(system, u64::saturating_add);
+        TurnUsage { input_tokens, output_tokens: self.max_tokens, cached_input_tokens: 0 }
     }
 }
 
@@ -320,6 +328,9 @@ pub struct Reservation {
     pub model: String,
     /// How many tokens.
     pub tokens: u64,
+    /// What they may cost, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_usd: Option<Usd>,
 }
 
 /// What servers ask of a run, and what their samples used.
@@ -346,6 +357,11 @@ pub struct Asks {
 }
 
 impl Asks {
+    /// Dollars that samples may cost which are being made.
+    pub fn reserved_cost(&self) -> Usd {
+        self.reserved.iter().filter_map(|reserved| reserved.cost_usd).fold(Usd::ZERO, Usd::plus)
+    }
+
     /// Whether nothing was ever asked.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -9,6 +9,8 @@ use super::call::{Call, Stage};
 use super::event::UndecidedCall;
 use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
+use super::money::{Price, Usd};
+use super::pace::Pace;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::{Status, SuspendReason};
@@ -105,6 +107,9 @@ pub struct HeadState {
     /// What waits for votes.
     #[serde(default, skip_serializing_if = "Approvals::is_empty")]
     pub approvals: Approvals,
+    /// Whether the model was asked to mend its final answer: that is done once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repaired: bool,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -119,6 +124,9 @@ pub struct HeadState {
     /// When the current leg began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg_began_at: Option<Timestamp>,
+    /// What limits look at besides.
+    #[serde(default, skip_serializing_if = "Pace::is_empty")]
+    pub pace: Pace,
     /// What a person should know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
@@ -239,6 +247,26 @@ impl Envelope {
         let most = self.limits().max_tokens?;
         let state = &self.head.state;
         Some(most.saturating_sub(state.usage.total_tokens).saturating_sub(state.asks.reserved_tokens()))
+    }
+
+    /// Dollars of the budget that are neither used nor reserved; `None`: there is no budget. What costs nobody knows
+    /// how much leaves nothing.
+    pub fn cost_left(&self) -> Option<Usd> {
+        let most = self.limits().max_cost_usd?;
+        let state = &self.head.state;
+        let used = if state.usage.model_requests == 0 { Some(Usd::ZERO) } else { state.usage.cost_usd };
+        Some(used.map_or(Usd::ZERO, |used| most.minus(used).minus(state.asks.reserved_cost())))
+    }
+
+    /// What the run's own model costs.
+    pub fn price(&self) -> Option<&Price> {
+        self.spec.prices.of(&self.spec.model)
+    }
+
+    /// Whether the run has worked as long as it may.
+    pub fn is_late(&self, now: Timestamp) -> bool {
+        let worked_s = u64::try_from(self.worked_ms(now).saturating_div(1000)).unwrap_or(0);
+        self.limits().max_duration_s.is_some_and(|most| worked_s >= most)
     }
 
     /// Milliseconds of work so far; waiting for people does not count.

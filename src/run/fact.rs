@@ -57,6 +57,8 @@ pub enum Fact {
         parts: Vec<Part>,
         /// One ruling a call, in call order.
         rulings: Vec<Ruling>,
+        /// Where a structure was asked for and the turn makes no call: the value that it is, or why it is none.
+        structured: Option<Result<Value, String>>,
     },
     /// A model request brought no turn.
     ModelFailed {

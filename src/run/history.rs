@@ -1,15 +1,19 @@
 //! The one place that assembles what a provider is sent. The history is always valid: every call has exactly one
 //! result, results stand in call order right behind their turn.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
 use super::binding::BoundTool;
 use super::dialect::any_object;
 use super::envelope::Envelope;
+use super::given::results;
 use super::ids::CallId;
-use super::message::{Content, Message};
+use super::message::{Content, Message, Role};
+use super::spec::ModelSpec;
+use super::structured::demand;
+use super::view::ViewLimits;
 
 /// Everything that one model request says.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +42,60 @@ pub fn prompt(envelope: &Envelope) -> Prompt {
     let tools = envelope.binding.tools.iter().map(offer_of).collect();
     let mut messages = with_unique_ids(&envelope.messages);
     forget_old_pictures(&mut messages);
-    Prompt { instructions: envelope.spec.instructions.clone(), messages, tools }
+    let demand = envelope.spec.output_schema.as_ref().map(demand);
+    let instructions = match (envelope.spec.instructions.clone(), demand) {
+        (Some(instructions), Some(demand)) => Some(format!("{instructions}\n\n{demand}")),
+        (instructions, demand) => instructions.or(demand),
+    };
+    Prompt { instructions, messages, tools }
+}
+
+/// The conversation of a run that has ended, for one with that model that goes on with it: each call has one result, also
+/// where the run ended before there was any, and no label stands for two calls.
+pub fn carried(run: &Envelope, model: &ModelSpec) -> Vec<(Role, Vec<Content>)> {
+    let mut messages: Vec<(Role, Vec<Content>)> =
+        with_unique_ids(&run.messages).into_iter().map(|message| (message.role, message.content)).collect();
+    if let Some((Role::Assistant, said)) = messages.last() {
+        let open = open_results(run, said);
+        if !open.is_empty() {
+            messages.push((Role::Tool, open));
+        }
+    }
+    let before = &run.spec.model;
+    let is_same = (before.provider, &before.name, before.address()) == (model.provider, &model.name, model.address());
+    for content in messages.iter_mut().flat_map(|(_, said)| said) {
+        if let Content::Reasoning { native, .. } = content {
+            // What one model signed another refuses.
+            *native = native.take().filter(|_| is_same);
+        }
+    }
+    messages
+}
+
+/// The results of calls that had none when their run ended, under the labels that the calls have in the history.
+fn open_results(run: &Envelope, said: &[Content]) -> Vec<Content> {
+    let labels = said.iter().filter_map(|content| match content {
+        Content::ToolCall { call_id, tool, .. } => Some((call_id, tool)),
+        Content::Text { .. }
+        | Content::Image { .. }
+        | Content::File { .. }
+        | Content::Reasoning { .. }
+        | Content::ToolResult { .. } => None,
+    });
+    let mut known = results(&run.calls, ViewLimits::default()).into_iter();
+    let result = |(label, tool): (&CallId, &String)| match known.next() {
+        Some(Content::ToolResult { output, is_error, pictures, .. }) => {
+            Content::ToolResult { call_id: label.clone(), tool: tool.clone(), output, is_error, pictures }
+        }
+        _ => Content::ToolResult {
+            call_id: label.clone(),
+            tool: tool.clone(),
+            output: "The run ended before this call was sent.".into(),
+            is_error: true,
+            pictures: Vec::new(),
+        },
+    };
+    labels.map(result).collect()
 }
 
 /// Most pictures of results in one request, and the most bytes of their base64: providers refuse more. The newest are
@@ -71,12 +128,19 @@ fn offer_of(tool: &BoundTool) -> ToolOffer {
 /// Labels are unique inside a turn; some providers want them unique in the whole history. A label that an earlier turn
 /// used gets its turn's number, the same on the call and on its result.
 fn with_unique_ids(messages: &[Message]) -> Vec<Message> {
-    let mut first_used: HashMap<CallId, u32> = HashMap::new();
+    let mut labels: HashMap<(CallId, u32), CallId> = HashMap::new();
+    let mut taken: HashSet<CallId> = HashSet::new();
     let mut rename = |call_id: &mut CallId, turn: u32| {
-        let first = *first_used.entry(call_id.clone()).or_insert(turn);
-        if first != turn {
-            *call_id = CallId::new(format!("{call_id}~t{turn}"));
-        }
+        let label = labels.entry((call_id.clone(), turn)).or_insert_with(|| {
+            let (mut label, mut nth) = (call_id.clone(), 1_u32);
+            while !taken.insert(label.clone()) {
+                let again = if nth > 1 { format!("~{nth}") } else { String::new() };
+                label = CallId::new(format!("{call_id}~t{turn}{again}"));
+                nth = nth.saturating_add(1);
+            }
+            label
+        });
+        *call_id = label.clone();
     };
     let mut messages = messages.to_vec();
     for message in &mut messages {
@@ -84,7 +148,7 @@ fn with_unique_ids(messages: &[Message]) -> Vec<Message> {
         for content in &mut message.content {
             match content {
                 Content::ToolCall { call_id, .. } | Content::ToolResult { call_id, .. } => rename(call_id, turn),
-                Content::Text { .. } | Content::Reasoning { .. } => {}
+                Content::Text { .. } | Content::Image { .. } | Content::File { .. } | Content::Reasoning { .. } => {}
             }
         }
     }
@@ -96,7 +160,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::run::message::Role;
 
     #[test]
     fn field_a024_an_id_that_repeats_in_a_later_turn_is_unique_in_what_a_provider_gets() {

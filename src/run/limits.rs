@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::money::Usd;
+
 /// What a run may use over its whole life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -16,6 +18,10 @@ pub struct Limits {
     /// Tokens read and written.
     #[schema(minimum = 1)]
     pub max_tokens: Option<u64>,
+    /// US dollars that its models cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
+    pub max_cost_usd: Option<Usd>,
     /// Seconds of work; waiting for people does not count.
     #[schema(minimum = 1)]
     pub max_duration_s: Option<u64>,
@@ -27,15 +33,11 @@ pub struct Limits {
 impl Limits {
     /// The names of the limits that are looser than in `bound`, as they stand on the wire.
     pub fn looser_than(&self, bound: &Self) -> Vec<&'static str> {
-        let over = |mine: Option<u64>, bound: Option<u64>| match (mine, bound) {
-            (_, None) => false,
-            (None, Some(_)) => true,
-            (Some(mine), Some(bound)) => mine > bound,
-        };
         [
             ("max_turns", self.max_turns > bound.max_turns),
             ("max_tool_calls", self.max_tool_calls > bound.max_tool_calls),
             ("max_tokens", over(self.max_tokens, bound.max_tokens)),
+            ("max_cost_usd", over(self.max_cost_usd, bound.max_cost_usd)),
             ("max_duration_s", over(self.max_duration_s, bound.max_duration_s)),
             ("max_parallel_tool_calls", self.max_parallel_tool_calls > bound.max_parallel_tool_calls),
         ]
@@ -45,8 +47,23 @@ impl Limits {
     }
 }
 
+fn over<T: PartialOrd>(mine: Option<T>, bound: Option<T>) -> bool {
+    match (mine, bound) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(mine), Some(bound)) => mine > bound,
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_turns: 20, max_tool_calls: 200, max_tokens: None, max_duration_s: None, max_parallel_tool_calls: 5 }
+        Self {
+            max_turns: 20,
+            max_tool_calls: 200,
+            max_tokens: None,
+            max_cost_usd: None,
+            max_duration_s: None,
+            max_parallel_tool_calls: 5,
+        }
     }
 }

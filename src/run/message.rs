@@ -43,6 +43,19 @@ pub enum Content {
         /// The text.
         text: String,
     },
+    /// A picture, in a message of the user.
+    Image {
+        /// Where it is.
+        source: Source,
+    },
+    /// A file, in a message of the user.
+    File {
+        /// What it is called.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Where it is.
+        source: Source,
+    },
     /// What the model thought aloud.
     Reasoning {
         /// The text; may be empty where the provider hides it.
@@ -73,6 +86,29 @@ pub enum Content {
         /// Pictures of the result, which the text names.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         pictures: Vec<Picture>,
+    },
+}
+
+/// Where a picture or a file of the input is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "from", rename_all = "kebab-case")]
+pub enum Source {
+    /// At an address that the provider reads.
+    Url {
+        /// The address.
+        url: String,
+    },
+    /// Here.
+    Data {
+        /// Its type.
+        media_type: String,
+        /// Base64, without white space.
+        data: String,
+    },
+    /// With the provider, which keeps it.
+    Id {
+        /// The provider's name of it.
+        file_id: String,
     },
 }
 

@@ -5,6 +5,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::message::TurnUsage;
+use super::money::{Price, Usd};
 
 /// What a run used over its whole life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -19,11 +20,18 @@ pub struct Usage {
     pub cached_input_tokens: u64,
     /// Read and written.
     pub total_tokens: u64,
+    /// What they cost, in US dollars; left out where the price of a model is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<f64>)]
+    pub cost_usd: Option<Usd>,
 }
 
 impl Usage {
-    /// Counts one committed request.
-    pub const fn count(&mut self, turn: TurnUsage) {
+    /// Counts one committed request, at its model's price. Once something of an unknown price is among them, the whole
+    /// cost is unknown.
+    pub fn count(&mut self, turn: TurnUsage, price: Option<&Price>) {
+        let before = if self.model_requests == 0 { Some(Usd::ZERO) } else { self.cost_usd };
+        self.cost_usd = before.zip(price).map(|(before, price)| before.plus(price.of(turn)));
         self.model_requests = self.model_requests.saturating_add(1);
         self.input_tokens = self.input_tokens.saturating_add(turn.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(turn.output_tokens);

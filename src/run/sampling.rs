@@ -5,6 +5,7 @@ use super::approval::{ApprovalRule, Requirement};
 use super::ask::SampleRequest;
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
+use super::money::Usd;
 use super::spec::McpEntry;
 use super::time::Timestamp;
 
@@ -39,6 +40,17 @@ pub enum Denial {
         /// What is left.
         left: u64,
     },
+    /// The run's budget of money has no room for it.
+    #[error("it may cost {cost} dollars, and {left} of the run's budget are left")]
+    Cost {
+        /// What it may cost.
+        cost: Usd,
+        /// What is left.
+        left: Usd,
+    },
+    /// The run has a budget of money, and nobody said what the model costs.
+    #[error("the price of the model {0:?} is not known, and the run has a budget of money")]
+    NoPrice(String),
     /// The request is one that is not served.
     #[error("{0}")]
     Unsupported(String),
@@ -54,9 +66,19 @@ impl Denial {
             Self::Approval => "approval-refused",
             Self::MaxTokens { .. } => "max-tokens",
             Self::Budget { .. } => "budget.tokens",
+            Self::Cost { .. } | Self::NoPrice(_) => "budget.usd",
             Self::Unsupported(_) => "unsupported",
         }
     }
+}
+
+/// What a sample may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleCost {
+    /// Tokens.
+    pub tokens: u64,
+    /// What they may cost, where that is known.
+    pub cost_usd: Option<Usd>,
 }
 
 /// What comes before a sample.
@@ -64,8 +86,8 @@ impl Denial {
 pub enum Admission {
     /// People must approve it.
     Ask(Requirement),
-    /// So many tokens are reserved, and it is made.
-    Reserve(u64),
+    /// This is reserved, and it is made.
+    Reserve(SampleCost),
 }
 
 /// What comes before a sample that people have `approved`, or not been asked about.
@@ -84,9 +106,7 @@ pub fn rule(
     if sampling.allowed_models.as_ref().is_some_and(|allowed| !allowed.contains(model)) {
         return Err(Denial::Model(model.clone()));
     }
-    let limits = envelope.limits();
-    let worked_s = u64::try_from(envelope.worked_ms(now) / 1000).unwrap_or(0);
-    if limits.max_duration_s.is_some_and(|most| worked_s >= most) {
+    if envelope.is_late(now) {
         return Err(Denial::Deadline);
     }
     // Before people are asked: nobody is bothered with what no word of theirs could allow.
@@ -99,8 +119,15 @@ pub fn rule(
     }
     let cost = request.cost();
     match envelope.tokens_left() {
-        Some(left) if cost > left => Err(Denial::Budget { cost, left }),
-        Some(_) | None => Ok(Admission::Reserve(cost)),
+        Some(left) if cost > left => return Err(Denial::Budget { cost, left }),
+        Some(_) | None => {}
+    }
+    let price = envelope.spec.prices.of(&sampling.model);
+    let money = price.map(|price| price.of(request.most()));
+    match (envelope.cost_left(), money) {
+        (Some(_), None) => Err(Denial::NoPrice(model.clone())),
+        (Some(left), Some(cost)) if cost > left => Err(Denial::Cost { cost, left }),
+        (Some(_) | None, cost_usd) => Ok(Admission::Reserve(SampleCost { tokens: cost, cost_usd })),
     }
 }
 

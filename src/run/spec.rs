@@ -12,6 +12,7 @@ use super::approval::RequireApproval;
 use super::asking::{Elicitation, Sampling};
 pub use super::credential::{ClientAuthMethod, McpAuth, SigningAlgorithm};
 pub use super::limits::Limits;
+use super::money::Prices;
 use super::policy::Policy;
 
 /// The declared part of a run.
@@ -38,6 +39,15 @@ pub struct RunSpec {
     /// What the run may use over its whole life.
     #[serde(default)]
     pub limits: Limits,
+    /// JSON Schema of the final answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_schema: Option<Value>,
+    /// The run whose messages were carried over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continue_from: Option<String>,
+    /// What its models cost, as it stood in the configuration when the run was created.
+    #[serde(default, skip_serializing_if = "Prices::is_empty")]
+    pub prices: Prices,
     /// The caller's own labels.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
@@ -237,6 +247,20 @@ impl<T: Copy> PerTool<T> {
         match self {
             Self::All(value) => Some(*value),
             Self::Each(map) => map.get(server_tool).copied(),
+        }
+    }
+}
+
+/// Whether both declarations together say that an irreversible action may be repeated.
+pub fn repeats_what_cannot_be_undone(
+    replay: Option<&PerTool<Replay>>,
+    class: Option<&PerTool<SideEffectClass>>,
+) -> bool {
+    let (Some(replay), Some(class)) = (replay, class) else { return false };
+    match class {
+        PerTool::All(class) => *class == SideEffectClass::IrreversibleAction,
+        PerTool::Each(map) => {
+            map.iter().any(|(tool, class)| *class == SideEffectClass::IrreversibleAction && replay.of(tool).is_some())
         }
     }
 }

@@ -33,8 +33,13 @@ pub enum StopReason {
     /// `limits.max_tokens` tokens were used.
     #[serde(rename = "budget.tokens")]
     BudgetTokens,
+    /// `limits.max_cost_usd` dollars were used.
+    #[serde(rename = "budget.usd")]
+    BudgetUsd,
     /// `limits.max_duration_s` seconds of work passed.
     Deadline,
+    /// One tool answered with an error three times in a row.
+    RunawayToolErrors,
     /// The provider withheld the answer.
     ContentFilter,
     /// The provider cut the answer at its length limit.
@@ -92,7 +97,9 @@ codes!(StopReason {
     MaxTurns => "max-turns",
     MaxToolCalls => "max-tool-calls",
     BudgetTokens => "budget.tokens",
+    BudgetUsd => "budget.usd",
     Deadline => "deadline",
+    RunawayToolErrors => "runaway-tool-errors",
     ContentFilter => "content-filter",
     Length => "length",
 });

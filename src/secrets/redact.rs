@@ -123,9 +123,13 @@ impl Redactor {
         }
     }
 
-    /// The same of a text whose end was torn off before it came here: what may be the beginning of a secret goes too.
+    /// The same of a text whose end was torn off before it came here, with or without dots in its place: what may be the
+    /// beginning of a secret goes too.
     pub fn torn<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        without(text, &self.spans(text, true))
+        match text.strip_suffix('…') {
+            Some(begun) => Cow::Owned(format!("{}…", without(begun, &self.spans(begun, true)))),
+            None => without(text, &self.spans(text, true)),
+        }
     }
 
     /// Whether a number tells one of them.

@@ -91,6 +91,7 @@ fn what_is_cut_is_clean_before() {
         ("bad key can", "bad key can"),
         ("bad key %63%61%6e%61%", "bad key [redacted]"),
         ("canary-12345 is bad", "[redacted] is bad"),
+        ("bad key canary-…", "bad key [redacted]…"),
     ] {
         assert_eq!(redactor.torn(torn), clean);
     }

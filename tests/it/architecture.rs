@@ -19,11 +19,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("auth", &["run", "clock", "net"]),
     ("config", &["run", "auth", "net", "secrets", "failpoint"]),
     ("telemetry", &["config"]),
+    ("schema", &["run"]),
     ("model", &["run", "net", "secrets"]),
-    ("mcp", &["run", "net", "secrets", "failpoint"]),
+    ("mcp", &["run", "net", "schema", "secrets", "failpoint"]),
     ("oauth", &["run", "clock", "net", "store", "secrets"]),
-    ("dispatch", &["run", "mcp", "oauth", "store", "secrets", "net"]),
-    ("commands", &["run", "clock", "store", "dispatch", "policy", "secrets", "net", "failpoint"]),
+    ("dispatch", &["run", "mcp", "oauth", "schema", "store", "secrets", "net"]),
+    ("commands", &["run", "clock", "store", "dispatch", "schema", "policy", "secrets", "net", "failpoint"]),
     ("executor", &["run", "clock", "store", "model", "dispatch", "policy", "secrets", "failpoint"]),
     ("http", &["run", "clock", "commands", "auth", "store"]),
 ];
@@ -288,6 +289,27 @@ fn a_word_in_the_wrong_module_is_found() {
     assert_eq!((in_run("async"), in_run("await"), in_run("tokio"), in_run("sqlx"), in_run("axum")), (1, 1, 0, 0, 0));
     assert_eq!(word_offences(&files, "sqlx", |area| area == "store").len(), 0);
     assert_eq!(word_offences(&files, "sqlx", |area| area == "http").len(), 1);
+}
+
+/// Only `schema` compiles schemas and checks values by them, within limits and where it holds up nobody. Bodies are checked
+/// against our own document in one file of `http`.
+fn compiler_offences(files: &[SourceFile]) -> Offences {
+    let mut offences = Offences::new();
+    for file in files.iter().filter(|file| file.area() != "schema" && file.path != "http/schema.rs") {
+        for token in file.tokens().iter().filter(|token| token.text == "jsonschema") {
+            offences.push(format!("src/{}:{}: a JSON Schema compiled outside of schema", file.path, token.line));
+        }
+    }
+    offences
+}
+
+#[test]
+fn only_schema_compiles_schemas() {
+    assert_none(compiler_offences(&source::rust_files("src")));
+    let offends = |path: &str, text: &str| compiler_offences(&[SourceFile::made_up(path, text)]).len();
+    assert_eq!(offends("mcp/asks.rs", "fn f() { jsonschema::validator_for(&schema) }"), 1);
+    assert_eq!(offends("http/runs.rs", "use jsonschema::Validator; // jsonschema"), 1);
+    assert_eq!(offends("http/schema.rs", "use jsonschema::Validator;") + offends("schema/mod.rs", "jsonschema"), 0);
 }
 
 /// Only `net` builds HTTP clients: whoever builds one elsewhere bypasses the check of the address.

@@ -1,8 +1,8 @@
 """An MCP server by FastMCP whose tools cover what a client must cope with. Both protocol eras, at /mcp.
 
-Tools: add (structured), slow (progress), put (idempotent write), charge (not idempotent), fail, big, ask (elicitation),
-tool_add and tool_remove (the list changes while it runs). Arguments: --port PORT, and as needed --stdio, --tasks (`slow`
-may run as a task; needs fastmcp[tasks]), --event-store (streams can be resumed), --stateless, --json, --sessions (the newer era
+Tools: add (structured), slow (progress), put (idempotent write), charge and slow_charge (not idempotent), slow_drop, fail, big,
+ask (elicitation), tool_add and tool_remove (the list changes while it runs). Arguments: --port PORT, and as needed --stdio, --tasks
+(`slow` and `slow_charge` may run as tasks; needs fastmcp[tasks]), --event-store (streams can be resumed), --stateless, --json, --sessions (the newer era
 is refused, as by a server that never heard of it), --ledger FILE (one JSON line for each write that really happened).
 """
 
@@ -70,9 +70,18 @@ async def slow(seconds: Annotated[float, Field(le=60)], ctx: Context, steps: int
     return f"slept {seconds}"
 
 
-@server.tool(annotations=READS)
+@server.tool(annotations=WRITES_ONCE, task=True if options.tasks else None)
+async def slow_charge(amount: float, ms: int) -> str:
+    """Charge the card on file, and take that long to say so."""
+    write("slow_charge", amount=amount)
+    await asyncio.sleep(ms / 1000)
+    return f"charged {amount:g}"
+
+
+@server.tool(annotations=WRITES_ONCE)
 async def slow_drop(seconds: float, ctx: Context) -> str:
     """Close the call's own stream half way; needs --event-store."""
+    write("slow_drop", seconds=seconds)
     await asyncio.sleep(seconds / 2)
     await ctx.close_sse_stream()
     await asyncio.sleep(seconds / 2)

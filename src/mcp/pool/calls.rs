@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 use super::McpPool;
 use super::slot::Lease;
 use crate::mcp::connection::CallLimits;
-use crate::mcp::outcome::{Remedy, classify};
+use crate::mcp::outcome::{Promised, Remedy, classify};
 use crate::mcp::{FaultKind, McpFault, McpTarget, ToolRequest};
 use crate::run::call::MAX_TURNED_AWAY;
 use crate::run::ids::TenantId;
-use crate::run::outcome::{Answer, Outcome, ToolError};
+use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 
 /// Pause before a server that refused a connection is dialled again; it may just be restarting.
 const REDIAL_PAUSE: Duration = Duration::from_millis(250);
@@ -100,8 +100,11 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
-        let promised = request.output_schema.as_ref().map(|schema| self.schemas.of(schema));
-        let (outcome, remedy) = classify(stage, ended, promised.as_ref(), &target.told.now());
+        let lost = (Outcome::Unknown(Cause::LostResponse), Remedy::None);
+        let told = target.told.now();
+        let judge = move |stage, promised: Option<Promised<'_>>| classify(stage, ended, promised, &told);
+        let judging = self.judged(&lease.slot.tenant, request.output_schema.as_ref(), stage, lost, judge);
+        let (outcome, remedy) = judging.await;
         // Whoever has the lock uses the slot at this moment: an answer must not wait for another's handshake.
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());

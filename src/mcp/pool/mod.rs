@@ -27,12 +27,12 @@ use self::places::{Place, Places, Shortage};
 pub(super) use self::slot::Lease;
 use self::slot::{Failure, Held, Pooled, Slot};
 use super::catalog::Subscription;
-use super::schemas::Schemas;
 use super::stdio::Children;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
 use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::schema::Schemas;
 
 /// How often unused connections are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -102,13 +102,13 @@ impl McpPool {
     ) -> Result<(Arc<ServedCatalog>, Subscription), McpFault> {
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let mut lease = self.lease(tenant, target).await?;
-        let mut read = lease.connection().tools((&self.schemas, &target.told), max_age, patience).await;
+        let mut read = lease.connection().tools((&self.schemas, tenant), &target.told, max_age, patience).await;
         if read.is_err() && !lease.is_new {
             // A kept connection may be dead without knowing it; a listing changes nothing and may be repeated.
             lease.drop_connection().await;
             drop(lease);
             lease = self.lease(tenant, target).await?;
-            read = lease.connection().tools((&self.schemas, &target.told), max_age, patience).await;
+            read = lease.connection().tools((&self.schemas, tenant), &target.told, max_age, patience).await;
         }
         let reading = read.map_err(|fault| target.clean(fault))?;
         let subscription = Subscription::new(lease, &reading);

@@ -9,6 +9,7 @@ use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head, HeadState, Leg};
 use crate::run::ids::{Actor, RunId, RunUid, TenantId};
 use crate::run::message::{Content, Role};
+use crate::run::pace::Pace;
 use crate::run::result::Usage;
 use crate::run::spec::RunSpec;
 use crate::run::status::Status;
@@ -48,12 +49,14 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
         usage: Usage::default(),
         progressed: false,
         asks: Asks::default(),
+        repaired: false,
         model_failures: 0,
         catalog_failures: 0,
         approvals: Approvals::default(),
         limits: None,
         worked_ms: 0,
         leg_began_at: None,
+        pace: Pace::default(),
         warnings: Vec::new(),
         output: None,
         error: None,

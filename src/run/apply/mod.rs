@@ -43,7 +43,9 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::CatalogReread { served, warnings } => refresh::reread(envelope, *served, warnings, now),
         Fact::CatalogNotReread { message } => refresh::not_reread(envelope, &message, now),
         Fact::TurnStreamed { parts } => turn::streamed(envelope, parts, now),
-        Fact::TurnEnded { turn, parts, rulings } => turn::ended(envelope, *turn, parts, rulings, now),
+        Fact::TurnEnded { turn, parts, rulings, structured } => {
+            turn::ended(envelope, *turn, parts, (rulings, structured), now)
+        }
         Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
         Fact::CallsProgressed { calls } => settle::calls_progressed(envelope, calls, now),

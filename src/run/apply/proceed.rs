@@ -8,6 +8,7 @@ use crate::run::event::EventBody;
 use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
+use crate::run::money::Usd;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason};
@@ -72,7 +73,7 @@ fn give_results(draft: &mut Draft<'_>) {
 }
 
 /// The next turn begins, unless a limit stands before it.
-fn ask_again(draft: &mut Draft<'_>) {
+pub(super) fn ask_again(draft: &mut Draft<'_>) {
     if let Some(reason) = limit_before_turn(draft) {
         draft.envelope.head.state.output = last_text(draft.envelope);
         draft.finish(Status::Stopped(reason));
@@ -99,13 +100,23 @@ pub(super) fn tell_turn(draft: &mut Draft<'_>) {
 fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
     let limits = draft.envelope.limits();
     let state = &draft.envelope.head.state;
-    let spent_tokens = draft.envelope.tokens_left() == Some(0);
-    let worked_s = u64::try_from(draft.envelope.worked_ms(draft.now) / 1000).unwrap_or(0);
-    if state.turns >= limits.max_turns {
+    // The next turn's part of the budget is what is left. It is taken only if the turn does not need more than that for
+    // what it reads alone, which is known from the turn before it.
+    let least = state.pace.last_input_tokens;
+    let spent_tokens = draft.envelope.tokens_left().is_some_and(|left| left == 0 || left < least);
+    let spent_cost = draft.envelope.cost_left().is_some_and(|left| {
+        let price = draft.envelope.price();
+        price.is_none_or(|price| left < price.least(least) || (left == Usd::ZERO && !price.is_free()))
+    });
+    if state.pace.runs_away() {
+        Some(StopReason::RunawayToolErrors)
+    } else if state.turns >= limits.max_turns {
         Some(StopReason::MaxTurns)
     } else if spent_tokens {
         Some(StopReason::BudgetTokens)
-    } else if limits.max_duration_s.is_some_and(|max| worked_s >= max) {
+    } else if spent_cost {
+        Some(StopReason::BudgetUsd)
+    } else if draft.envelope.is_late(draft.now) {
         Some(StopReason::Deadline)
     } else {
         None
@@ -115,12 +126,18 @@ fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
 /// What the model said last: kept as the output of a run that a rule ended.
 pub(super) fn last_text(envelope: &Envelope) -> Option<RunOutput> {
     let said = envelope.messages.iter().rev().find(|message| message.role == Role::Assistant)?;
+    // What another run or the caller says that a model said is not this run's output.
+    let said = Some(said).filter(|said| said.turn > 0)?;
     let text: String = said
         .content
         .iter()
         .filter_map(|content| match content {
             Content::Text { text } => Some(text.as_str()),
-            Content::Reasoning { .. } | Content::ToolCall { .. } | Content::ToolResult { .. } => None,
+            Content::Image { .. }
+            | Content::File { .. }
+            | Content::Reasoning { .. }
+            | Content::ToolCall { .. }
+            | Content::ToolResult { .. } => None,
         })
         .collect();
     (!text.is_empty()).then_some(RunOutput { text, structured: None })

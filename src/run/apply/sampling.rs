@@ -15,9 +15,10 @@ use crate::run::event::EventBody;
 use crate::run::fact::SampleEnd;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::TurnUsage;
+use crate::run::money::Price;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
-use crate::run::sampling::{Admission, Denial, rule};
+use crate::run::sampling::{Admission, Denial, SampleCost, rule};
 use crate::run::time::Timestamp;
 
 /// Reserves what the sample may use, or says why it is not made.
@@ -41,7 +42,7 @@ pub(super) fn asked(
     }
     let mut draft = Draft::new(envelope, now);
     match rule_on(&draft, key, request, approved) {
-        Ok(Admission::Reserve(tokens)) => reserve(&mut draft, (key, &call_id), question, tokens, None),
+        Ok(Admission::Reserve(cost)) => reserve(&mut draft, (key, &call_id), question, cost, None),
         Ok(Admission::Ask(requirement)) => {
             let kept = question.is_some();
             let subject = Subject::Sample { question, request: Box::new(request.clone()) };
@@ -77,7 +78,7 @@ pub(super) fn voted(
     match (verdict, question) {
         (Verdict::Approve, Some(name)) => draft.approve_sample(key, &name),
         (Verdict::Approve, None) => match rule_on(draft, key, request, true) {
-            Ok(Admission::Reserve(tokens)) => reserve(draft, (key, &call_id), None, tokens, Some(approval)),
+            Ok(Admission::Reserve(cost)) => reserve(draft, (key, &call_id), None, cost, Some(approval)),
             Ok(Admission::Ask(_)) => tell_refused(draft, (key, &call_id), &Denial::Approval),
             Err(denial) => tell_refused(draft, (key, &call_id), &denial),
         },
@@ -102,20 +103,21 @@ fn unreserved(draft: &Draft<'_>, key: CallKey) -> Reservation {
     let server = call.and_then(|call| call.target.as_ref()).map(|target| target.server.clone()).unwrap_or_default();
     let sampling = call.and_then(|call| draft.envelope.entry_of(call)).and_then(|entry| entry.sampling.as_ref());
     let model = sampling.map(|sampling| sampling.model.name.clone()).unwrap_or_default();
-    Reservation { sample: 0, call: key, question: None, approval: None, server, model, tokens: 0 }
+    Reservation { sample: 0, call: key, question: None, approval: None, server, model, tokens: 0, cost_usd: None }
 }
 
 fn reserve(
     draft: &mut Draft<'_>,
     (key, call_id): (CallKey, &CallId),
     question: Option<String>,
-    tokens: u64,
+    cost: SampleCost,
     approval: Option<Uuid>,
 ) {
     let empty = unreserved(draft, key);
     let asks = &mut draft.envelope.head.state.asks;
     asks.samples = asks.samples.saturating_add(1);
-    let reserved = Reservation { sample: asks.samples, question, approval, tokens, ..empty };
+    let SampleCost { tokens, cost_usd } = cost;
+    let reserved = Reservation { sample: asks.samples, question, approval, tokens, cost_usd, ..empty };
     asks.reserved.push(reserved.clone());
     let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
     draft.tell_sampling(&reserved, call_id, "reserved", told);
@@ -158,6 +160,13 @@ fn fail_refused(draft: &mut Draft<'_>, key: CallKey, denial: &Denial) {
     settle::fail(draft, key, ToolError::new("sampling-refused", message), None);
 }
 
+/// What the model costs that the server of a call may have asked.
+fn price_of(envelope: &Envelope, key: CallKey) -> Option<Price> {
+    let call = envelope.calls.iter().find(|call| call.key == key)?;
+    let sampling = envelope.entry_of(call)?.sampling.as_ref()?;
+    envelope.spec.prices.of(&sampling.model).copied()
+}
+
 /// Settles a sample: what was reserved is free again, and what was used counts.
 pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: Timestamp) -> Result<Commit, Refusal> {
     let Some(reserved) = envelope.head.state.asks.reserved.iter().find(|reserved| reserved.sample == sample).cloned()
@@ -167,6 +176,7 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
     let key = reserved.call;
     let call_id = envelope.calls.iter().find(|call| call.key == key).map(|call| call.call_id.clone());
     let Some(call_id) = call_id else { return Err(Refusal::Impossible("a sample belongs to a call")) };
+    let price = price_of(envelope, key);
     let mut draft = Draft::new(envelope, now);
     draft.progress();
     let state = &mut draft.envelope.head.state;
@@ -175,8 +185,8 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
         SampleEnd::Made { usage, .. } => *usage,
         SampleEnd::Failed { .. } => TurnUsage::default(),
     };
-    state.usage.count(usage);
-    state.asks.usage.count(usage);
+    state.usage.count(usage, price.as_ref());
+    state.asks.usage.count(usage, price.as_ref());
     match end {
         SampleEnd::Made { sample, usage } => {
             let told = Told { usage: Some(usage), ..Told::default() };

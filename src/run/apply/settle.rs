@@ -9,6 +9,7 @@ use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{EventBody, Progress};
 use crate::run::ids::CallKey;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
+use crate::run::pace::Pace;
 use crate::run::refusal::Refusal;
 use crate::run::spec::SideEffectClass;
 use crate::run::time::Timestamp;
@@ -109,13 +110,23 @@ fn turn_away(draft: &mut Draft<'_>, key: CallKey, error: &ToolError) {
 fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {
     let began = began(draft, key);
     draft.move_call(key, Stage::Completed { settled_at: draft.now, output });
+    count(draft, key, Pace::succeeded);
     tell(draft, key, began);
 }
 
 pub(super) fn fail(draft: &mut Draft<'_>, key: CallKey, error: ToolError, output: Option<serde_json::Value>) {
     let began = began(draft, key);
     draft.move_call(key, Stage::Failed { settled_at: draft.now, error, output });
+    count(draft, key, Pace::erred);
     tell(draft, key, began);
+}
+
+/// In the order in which calls are settled.
+fn count(draft: &mut Draft<'_>, key: CallKey, how: fn(&mut Pace, &str)) {
+    let Envelope { calls, head, .. } = &mut *draft.envelope;
+    if let Some(call) = calls.iter().find(|call| call.key == key) {
+        how(&mut head.state.pace, &call.tool);
+    }
 }
 
 /// The answer is lost. A call that may be repeated is sent again by `proceed`, with the same key; one that only read

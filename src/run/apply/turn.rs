@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::draft::Draft;
 use super::{approvals, proceed, require_asking, settle};
 use crate::run::approval::{Requirement, Subject};
+use crate::run::binding::{Warning, WarningKind};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
@@ -18,6 +19,7 @@ use crate::run::refusal::Refusal;
 use crate::run::result::{RunError, RunOutput};
 use crate::run::spec::FinishReason;
 use crate::run::status::{Status, StopReason};
+use crate::run::structured::repair;
 use crate::run::time::Timestamp;
 
 /// Failed requests in a row after which a run is given up.
@@ -35,10 +37,10 @@ pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp
 
 pub(super) fn failed(envelope: &mut Envelope, error: RunError, retry: bool, now: Timestamp) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
-    let turn = envelope.head.state.turns.saturating_add(1);
+    let (turn, price) = (envelope.head.state.turns.saturating_add(1), envelope.price().copied());
     let mut draft = Draft::new(envelope, now);
     let state = &mut draft.envelope.head.state;
-    state.usage.count(TurnUsage::default());
+    state.usage.count(TurnUsage::default(), price.as_ref());
     state.model_failures = state.model_failures.saturating_add(1);
     let again = retry && state.model_failures < MAX_MODEL_FAILURES;
     draft.part(turn, Part::Error { error: error.clone() });
@@ -54,7 +56,8 @@ pub(super) fn unstorable(envelope: &mut Envelope, usage: TurnUsage, now: Timesta
     let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
     draft.progress();
-    draft.envelope.head.state.usage.count(usage);
+    let price = draft.envelope.price().copied();
+    draft.envelope.head.state.usage.count(usage, price.as_ref());
     let message = "The model's answer cannot be stored. It was not asked again.";
     let error = RunError::new("unstorable", message);
     draft.part(turn, Part::Error { error: error.clone() });
@@ -66,7 +69,7 @@ pub(super) fn ended(
     envelope: &mut Envelope,
     turn: ModelTurn,
     parts: Vec<Part>,
-    rulings: Vec<Ruling>,
+    (rulings, structured): (Vec<Ruling>, Option<Result<Value, String>>),
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
@@ -79,7 +82,9 @@ pub(super) fn ended(
     draft.envelope.head.state.turns = number;
     draft.envelope.head.state.model_failures = 0;
     draft.envelope.turn_told = false;
-    draft.envelope.head.state.usage.count(turn.usage);
+    let price = draft.envelope.price().copied();
+    draft.envelope.head.state.usage.count(turn.usage, price.as_ref());
+    draft.envelope.head.state.pace.turned(turn.usage);
     for part in parts {
         draft.part(number, part);
     }
@@ -93,12 +98,35 @@ pub(super) fn ended(
         draft.envelope.head.state.output = proceed::last_text(draft.envelope);
         draft.finish(Status::Stopped(reason));
     } else if silent {
-        draft.envelope.head.state.output = Some(RunOutput { text: turn.text, structured: None });
-        draft.finish(Status::Completed);
+        answer(&mut draft, number, turn.text, structured);
     } else {
         boundary(&mut draft, asks);
     }
     Ok(draft.commit())
+}
+
+/// The final answer. One that is not what was asked for is asked for once more.
+fn answer(draft: &mut Draft<'_>, number: u32, text: String, structured: Option<Result<Value, String>>) {
+    let structured = match structured.transpose() {
+        Ok(structured) => structured,
+        Err(fault) if draft.envelope.head.state.repaired => {
+            let message =
+                format!("The model's answer is not what `output_schema` asks for, also when asked again: {fault}.");
+            draft.fail(RunError::new("invalid-output", message));
+            return;
+        }
+        Err(fault) => {
+            draft.envelope.head.state.repaired = true;
+            let message = format!("The answer is not what was asked for, and the model is asked once more: {fault}.");
+            let (kind, code) = (WarningKind::Other, Some("invalid-output".to_owned()));
+            draft.warn(Warning { kind, setting: "output_schema".to_owned(), message, code });
+            draft.message(number, Role::User, vec![Content::Text { text: repair(&fault) }]);
+            proceed::ask_again(draft);
+            return;
+        }
+    };
+    draft.envelope.head.state.output = Some(RunOutput { text, structured });
+    draft.finish(Status::Completed);
 }
 
 /// A turn that was cut off executes none of its calls unless each is whole and valid.
@@ -197,23 +225,26 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
     }
 }
 
-/// Sends what may be sent, unless the calls of this turn exceed the run's limit: then none of them is.
+/// Sends what may be sent, unless the calls of this turn exceed a limit of the run: then none of them is.
 fn boundary(draft: &mut Draft<'_>, asks: Asks) {
     let limit = draft.envelope.limits().max_tool_calls;
-    if draft.envelope.head.state.tool_calls <= limit {
+    let (stop, reason) = if draft.envelope.head.state.tool_calls > limit {
+        (StopReason::MaxToolCalls, format!("The run's limit of {limit} tool calls is reached."))
+    } else if draft.envelope.is_late(draft.now) {
+        (StopReason::Deadline, "The run has worked as long as it may.".to_owned())
+    } else {
         for (key, requirement) in asks {
             approvals::ask(draft, key, Subject::Call, requirement);
         }
         proceed::proceed(draft);
         return;
-    }
+    };
     let open: Vec<CallKey> =
         draft.envelope.calls.iter().filter(|call| !call.stage.is_settled()).map(|call| call.key).collect();
     for key in open {
-        let reason = format!("The run's limit of {limit} tool calls is reached.");
-        draft.move_call(key, Stage::Rejected { rule: "max-tool-calls".to_owned(), reason });
+        draft.move_call(key, Stage::Rejected { rule: stop.code().to_owned(), reason: reason.clone() });
         approvals::tell_rejected(draft, key);
     }
     draft.envelope.head.state.output = proceed::last_text(draft.envelope);
-    draft.finish(Status::Stopped(StopReason::MaxToolCalls));
+    draft.finish(Status::Stopped(stop));
 }

@@ -140,13 +140,12 @@ fn ask(max_tokens: u64) -> Value {
 }
 
 async fn b096_a_sample_waits_for_people_while_its_call_is_out(database: Database) {
-    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
-    fake.on_call(|_| Reply::Sse(vec![Step::Ask(71, SAMPLE, ask(10)), Step::Told(vec![71])]));
-    let body = run_on("r", &[("charge", json!({}))], json!([{ "url": fake.url(), "sampling": sampling() }]));
+    let server = Server::start_on(database).await;
     for (verdict, requests) in [("deny", 2), ("approve", 3)] {
-        let mut body = body.clone();
-        let id = format!("r-{verdict}");
-        body["id"] = json!(id);
+        let (fake, id) = (FakeMcp::start().await, format!("r-{verdict}"));
+        fake.on_call(|_| Reply::Sse(vec![Step::Ask(71, SAMPLE, ask(10)), Step::Told(vec![71])]));
+        let entry = json!([{ "url": fake.url(), "sampling": sampling() }]);
+        let body = run_on(&id, &[("charge", json!({}))], entry);
         server.post("/v1/runs", &server.alice(), &body).await;
         let run = until(&server, &id, |run| run["pending"]["approvals"][0]["id"].is_string()).await;
         let open = &run["pending"]["approvals"][0];

@@ -39,7 +39,7 @@ fn wrong_fields() -> Vec<(&'static str, Value, &'static str)> {
         ),
         ("tools", json!([{}]), "/tools"),
         ("policies", json!([{ "name": "a" }]), "/policies/0/action"),
-        ("output_schema", json!({}), "/output_schema"),
+        ("output_schema", json!({ "type": "nonsense" }), "/output_schema"),
         ("continue_from", json!("x"), "/continue_from"),
         ("on_catalog_change", json!("maybe"), "/on_catalog_change"),
         ("metadata", json!({ "a": 1 }), "/metadata/a"),

@@ -2,8 +2,11 @@
 
 mod approval_rules;
 mod approvals;
+mod budgets;
 mod cancel;
 mod catalogs;
+mod contents;
+mod continued;
 mod delete;
 mod document;
 mod faults;
@@ -20,3 +23,4 @@ mod retention;
 mod said;
 mod sampling;
 mod streams;
+mod structured;

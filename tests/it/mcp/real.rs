@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{acme, call_as, charge, class, object, pool, target};
-use crate::support::counterparts::{everything, ledger_lines, ledger_server, listen_server, resumable_server};
+use crate::support::counterparts::{everything, ledger_lines, ledger_server, listening_server, resumable_server};
 use crate::support::process::{Process, testworld};
 
 const FRESH: Duration = Duration::from_mins(1);
@@ -149,7 +149,7 @@ async fn progress_of_a_fastmcp_tool_keeps_a_call_alive_past_its_idle_limit() {
 
 #[tokio::test]
 async fn a_change_that_a_server_of_the_newer_era_announces_is_heard_of() {
-    let Some(server) = listen_server().await else { return };
+    let Some(server) = listening_server().await else { return };
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
     let names = || async {
         let catalog = pool.catalog(&acme(), &target, Duration::from_hours(1)).await.unwrap();
@@ -172,7 +172,7 @@ async fn a_fastmcp_call_whose_stream_is_closed_half_way_is_answered_and_executed
     let ledger = folder.path().join("ledger.jsonl");
     let Some(server) = resumable_server(&ledger).await else { return };
     let (pool, target) = (pool(), patient(&server.url("/mcp")));
-    let answer = output(call(&pool, &target, "drop", json!({ "ms": 800 })).await);
+    let answer = output(call(&pool, &target, "slow_drop", json!({ "seconds": 0.8 })).await);
     assert_eq!(told(&answer).output["result"], "survived the drop");
     assert_eq!(ledger_lines(&ledger).len(), 1);
     pool.close().await;

@@ -76,7 +76,7 @@ pub(super) fn turn_ended(run: &Envelope, tools: [&str; CALLS]) -> Fact {
         usage: TurnUsage { input_tokens: 1, output_tokens: 1, cached_input_tokens: 0 },
     };
     let rulings = tools.iter().map(ruling).collect();
-    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
+    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings, structured: None }
 }
 
 pub(super) fn catalog_read(run: &Envelope) -> Fact {

@@ -15,6 +15,7 @@ use countersign::policy::Expressions;
 use countersign::run::call::Stage;
 use countersign::run::envelope::Envelope;
 use countersign::run::ids::{NodeId, RunUid, TenantId};
+use countersign::run::money::Prices;
 use countersign::run::view::ViewLimits;
 use countersign::secrets::KeyRing;
 use countersign::store::hub::Hub;
@@ -157,6 +158,7 @@ impl Server {
             tasks: tracker,
             allow: Allowances {
                 scripted_models: true,
+                prices: Prices::default(),
                 catalog_max_age_ms: 0,
                 owner_time: Duration::from_secs(20),
                 approvals_require_token: false,

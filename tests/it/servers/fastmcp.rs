@@ -22,7 +22,7 @@ async fn carries_calls(server: Process, ledger: &Path) {
         ("slow", json!({"seconds": 61})),
     ];
     let played = play(&product, json!({"url": server.url("/mcp")}), &calls).await.completed();
-    assert_eq!(played.tools().len(), 10, "{:?}", played.tools());
+    assert_eq!(played.tools().len(), 11, "{:?}", played.tools());
     assert_eq!(played.structured(1), &json!({"total": 5, "parts": [2, 3]}));
     assert_eq!(played.structured(2), &json!({"size": 1}));
     assert_eq!(played.structured(3), &json!({"charged": 5, "account": "a"}));

@@ -1,44 +1,63 @@
-//! Servers that speak over their standard streams only, behind a bridge that gives each session a process of its own.
+//! Servers that speak over their standard streams only: the operator declares them in a file, and the product starts them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{Played, play, product};
-use crate::support::process::{Process, testworld};
+use super::{Played, play_with};
+use crate::support::database::Database;
+use crate::support::process::testworld;
+use crate::support::product::{Options, Product};
 
-/// A server, behind the bridge; `None`, with a visible note, where one of the two is not installed.
-struct Bridged(Process);
-
-impl Bridged {
-    async fn start(program: &str, arguments: &[&str], folder: &Path) -> Option<Self> {
-        let (program, bridge) = (testworld(program)?, testworld("npm/node_modules/.bin/supergateway")?);
-        let words: Vec<String> = [program.to_str().unwrap()].iter().chain(arguments).map(|word| quoted(word)).collect();
-        let command = |port: u16| {
-            let mut command = Command::new(&bridge);
-            command.args(["--stdio", &words.join(" "), "--outputTransport", "streamableHttp", "--stateful"]);
-            command.args(["--host", "127.0.0.1", "--port", &port.to_string(), "--logLevel", "none"]);
-            command.current_dir(folder).env("MEMORY_FILE_PATH", folder.join("memory.jsonl"));
-            command
-        };
-        Some(Self(Process::start(command).await))
-    }
-
-    fn entry(&self) -> Value {
-        json!({"url": self.0.url("/mcp")})
-    }
+/// The product with a server `local` in its file; `None`, with a visible note, where the server is not installed.
+pub(super) struct Declared {
+    pub(super) product: Product,
+    _database: Database,
 }
 
-fn quoted(word: &str) -> String {
-    format!("'{word}'")
+impl Declared {
+    pub(super) async fn start(program: &str, arguments: &[&str], folder: &Path) -> Option<Self> {
+        Some(Self::of(&testworld(program)?, arguments, folder, "deny").await)
+    }
+
+    /// The same for one that may ask people.
+    pub(super) async fn asking(program: &str, arguments: &[&str], folder: &Path) -> Option<Self> {
+        Some(Self::of(&testworld(program)?, arguments, folder, "ask").await)
+    }
+
+    async fn of(program: &Path, arguments: &[&str], folder: &Path, elicitation: &str) -> Self {
+        let text = |text: &str| Value::from(text).to_string();
+        let path = std::env::var_os("PATH").unwrap_or_default().into_string().unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|argument| text(argument)).collect();
+        let file = format!(
+            "[mcp_servers.local]\ncommand = {}\nargs = [{}]\ncwd = {}\n\
+             env = {{ PATH = {}, MEMORY_FILE_PATH = {} }}\n\
+             timeouts = {{ connect_ms = 60000, call_ms = 30000, call_total_ms = 60000 }}\nelicitation = {}\n",
+            text(program.to_str().unwrap()),
+            arguments.join(", "),
+            text(folder.to_str().unwrap()),
+            text(&path),
+            text(folder.join("memory.jsonl").to_str().unwrap()),
+            text(elicitation),
+        );
+        let config = folder.join("countersign.toml");
+        std::fs::write(&config, file).unwrap();
+        let database = Database::sqlite().await;
+        let options = Options::default().with("--config", config.to_str().unwrap());
+        Self { product: Product::start_as(&database.url, &options).await, _database: database }
+    }
+
+    /// A run that made these calls.
+    async fn play(&self, calls: &[(&str, Value)]) -> Played {
+        play_with(&self.product, json!({"mcp": [{"server": "local"}]}), calls).await
+    }
 }
 
 /// Starts a server in a folder of its own and plays these calls on it.
 async fn played(program: &str, arguments: &[&str], folder: &Path, calls: &[(&str, Value)]) -> Option<Played> {
-    let server = Bridged::start(program, arguments, folder).await?;
-    let (_database, product) = product().await;
-    Some(play(&product, server.entry(), calls).await.completed())
+    let declared = Declared::start(program, arguments, folder).await?;
+    Some(declared.play(calls).await.completed())
 }
 
 fn folder() -> (tempfile::TempDir, PathBuf) {
@@ -164,14 +183,14 @@ async fn the_git_server_commits_and_shows() {
 async fn the_fetch_server_fetches_and_fails() {
     let (_folder, path) = folder();
     let arguments = ["--ignore-robots-txt", "--allow-private-ips"];
-    let Some(server) = Bridged::start("py-servers/bin/mcp-server-fetch", &arguments, &path).await else { return };
-    let (_database, product) = product().await;
+    let Some(declared) = Declared::start("py-servers/bin/mcp-server-fetch", &arguments, &path).await else { return };
+    let product = &declared.product;
     let calls = [
         ("fetch", json!({"url": product.url("/openapi.json"), "max_length": 200, "raw": true})),
         ("fetch", json!({"url": product.url("/nowhere")})),
         ("fetch", json!({"url": product.url("/"), "max_length": "long"})),
     ];
-    let played = play(&product, server.entry(), &calls).await.completed();
+    let played = declared.play(&calls).await.completed();
     assert_eq!(played.tools(), ["fetch"]);
     assert!(played.text(1).contains("openapi"), "{}", played.text(1));
     assert!(played.failure(2).contains("404"), "{}", played.failure(2));
@@ -197,4 +216,24 @@ async fn the_sqlite_server_writes_reads_and_hides_its_errors_in_its_text() {
     // A failure that the server does not call one: it stays what the server said.
     assert!(played.text(4).contains("no such column"), "{}", played.text(4));
     played.stopped_at_the_gate(5);
+}
+
+#[tokio::test]
+async fn the_rust_filesystem_server_reads_writes_and_refuses() {
+    let (_folder, path) = folder();
+    let note = path.join("note.txt");
+    let calls = [
+        ("write_file", json!({"path": note, "content": "vé😀"})),
+        ("read_text_file", json!({"path": note})),
+        ("read_text_file", json!({"path": "/etc/hostname"})),
+        ("read_text_file", json!({"path": 7})),
+    ];
+    let arguments = ["--allow-write", path.to_str().unwrap()];
+    let program = "rust-filesystem/bin/rust-mcp-filesystem";
+    let Some(played) = played(program, &arguments, &path, &calls).await else { return };
+    assert_eq!(played.tools().len(), 24, "{:?}", played.tools());
+    assert_eq!(std::fs::read_to_string(&note).unwrap(), "vé😀");
+    assert!(played.text(2).contains("vé😀"), "{}", played.text(2));
+    assert!(played.failure(3).contains("outside allowed"), "{}", played.failure(3));
+    played.stopped_at_the_gate(4);
 }

@@ -10,6 +10,7 @@ use countersign::run::event::{Event, EventBody};
 use countersign::run::ids::{Actor, CallId, CallKey, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::{Content, Message, Role};
 use countersign::run::outcome::Cause;
+use countersign::run::pace::Pace;
 use countersign::run::result::Usage;
 use countersign::run::spec::{RunSpec, SideEffectClass};
 use countersign::run::status::Status;
@@ -54,12 +55,14 @@ impl Draft {
             tool_calls: 0,
             usage: Usage::default(),
             progressed: false,
+            repaired: false,
             model_failures: 0,
             asks: Asks::default(),
             catalog_failures: 0,
             approvals: Approvals::default(),
             worked_ms: 0,
             leg_began_at: None,
+            pace: Pace::default(),
             warnings: Vec::new(),
             output: None,
             error: None,

@@ -65,46 +65,27 @@ async fn issuer(package: &str, script: &str) -> Option<Process> {
 
 /// A FastMCP server whose streams can be resumed, and that writes the same ledger.
 pub(crate) async fn resumable_server(ledger: &Path) -> Option<Process> {
-    Some(charging(testworld("py/bin/python")?, ledger, "--event-store").await)
+    Some(bench(testworld("py/bin/python")?, ledger, &["--event-store"]).await)
 }
 
 /// A FastMCP server that goes on with `slow_charge` by itself.
 pub(crate) async fn task_server(ledger: &Path) -> Option<Process> {
-    Some(charging(testworld("py-tasks/bin/python")?, ledger, "--tasks").await)
-}
-
-async fn charging(python: PathBuf, ledger: &Path, option: &str) -> Process {
-    let script = world("charge_server.py");
-    let command = |port: u16| {
-        let mut command = Command::new(&python);
-        command.arg(&script).args(["--port", &port.to_string(), option, "--ledger"]).arg(ledger);
-        command
-    };
-    Process::start(command).await
-}
-
-/// A server by the official Python SDK that tells changes of its tools.
-pub(crate) async fn listen_server() -> Option<Process> {
-    let python = testworld("py/bin/python")?;
-    let script = world("listen_server.py");
-    let command = |port: u16| {
-        let mut command = Command::new(&python);
-        command.arg(&script).args(["--port", &port.to_string()]);
-        command
-    };
-    Some(Process::start(command).await)
+    bench_server(ledger, &["--tasks"]).await
 }
 
 /// A FastMCP server with a tool for each kind of trouble. `tests/world/bench_server.py` names its arguments.
 pub(crate) async fn bench_server(ledger: &Path, arguments: &[&str]) -> Option<Process> {
-    let python = testworld("py-tasks/bin/python")?;
+    Some(bench(testworld("py-tasks/bin/python")?, ledger, arguments).await)
+}
+
+async fn bench(python: PathBuf, ledger: &Path, arguments: &[&str]) -> Process {
     let script = world("bench_server.py");
     let command = |port: u16| {
         let mut command = Command::new(&python);
         command.arg(&script).args(["--port", &port.to_string(), "--ledger"]).arg(ledger).args(arguments);
         command
     };
-    Some(Process::start(command).await)
+    Process::start(command).await
 }
 
 /// A server of the official Python SDK that tells listeners of its list's changes.

@@ -109,6 +109,11 @@ impl Product {
         self.process.ended().await
     }
 
+    /// The most memory that it ever took, in MiB.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        self.process.peak_memory()
+    }
+
     /// What it logged.
     pub(crate) fn log(&self) -> String {
         self.process.output()

@@ -2,6 +2,7 @@
 //! servers, real sockets.
 
 mod questions;
+mod schemas;
 mod tokens;
 
 use serde_json::{Value, json};

@@ -166,7 +166,7 @@ fn a_stored_sample_that_is_refused_or_fails_fails_its_call_and_closes_its_questi
         decide(&mut run, asked);
         run
     };
-    let refused = stored(json!({ "max_tokens": 20 }));
+    let refused = stored(json!({ "max_tokens": 26 }));
     let mut failed = stored(json!({}));
     decide(&mut failed, Fact::SampleEnded { sample: 1, end: SampleEnd::Failed { message: "no".to_owned() } });
     for run in [refused, failed] {

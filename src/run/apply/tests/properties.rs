@@ -144,7 +144,8 @@ impl World {
                         assert_eq!(open.first().copied(), Some(call_id.as_str()), "results stand in call order");
                         open.remove(0);
                     }
-                    Content::Text { .. } | Content::Reasoning { .. } => {}
+                    Content::Text { .. } | Content::Image { .. } | Content::File { .. } | Content::Reasoning { .. } => {
+                    }
                 }
             }
             if message.role == Role::Tool {

@@ -1,14 +1,19 @@
 //! Turns, limits, results.
 
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
 use crate::run::commit::Next;
+use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::fact::Fact;
-use crate::run::message::{Content, Role};
+use crate::run::ids::CallKey;
+use crate::run::message::{Content, ModelTurn, Role, TurnUsage};
+use crate::run::money::{Price, Prices, Usd};
 use crate::run::outcome::{Answer, Outcome, ToolError};
+use crate::run::result::RunError;
 use crate::run::spec::FinishReason;
 use crate::run::status::{Status, StopReason};
 use crate::run::{Step, next};
@@ -141,7 +146,125 @@ fn b244_each_limit_stops_the_run_before_the_step_that_would_exceed_it() {
     check_stop(json!({"max_tool_calls": 1}), StopReason::MaxToolCalls, 1);
     check_stop(json!({"max_tool_calls": 0}), StopReason::MaxToolCalls, 0);
     check_stop(json!({"max_tokens": 30}), StopReason::BudgetTokens, 2);
+    // The next turn reads at least what the last one did: 9 tokens are not enough for it, 10 are.
+    check_stop(json!({"max_tokens": 24}), StopReason::BudgetTokens, 1);
+    check_stop(json!({"max_tokens": 25}), StopReason::BudgetTokens, 2);
     check_stop(json!({"max_duration_s": 1}), StopReason::Deadline, 1);
+}
+
+/// A run with a budget of money; a turn of this world costs 0.00002 dollars, and reading alone 0.00001.
+fn with_money(most: &str) -> Envelope {
+    let (mut run, _) = new_run(json!({"max_cost_usd": most.parse::<serde_json::Number>().unwrap()}), false);
+    let usd = |text: &str| Usd::parse(text).unwrap();
+    let price = Price { input: usd("1"), cached_input: usd("1"), output: usd("2") };
+    run.spec.prices = [("scripted/demo".to_owned(), price)].into_iter().collect();
+    apply(&mut run, Fact::LegBegan, NOW).unwrap();
+    let fact = same_catalog(&run);
+    apply(&mut run, fact, NOW).unwrap();
+    run
+}
+
+#[test]
+fn b244_a_budget_of_money_stops_the_run_before_the_turn_that_it_has_no_room_for() {
+    for (most, turns, used) in [("0.00001", 1, "0.00002"), ("0.000029", 1, "0.00002"), ("0.00004", 2, "0.00004")] {
+        let mut run = with_money(most);
+        for number in 1..=turns {
+            assert_eq!(next(&run), Step::AskModel, "{most}");
+            let fact = ended(&run, turn("more", &[("a", "charge")]));
+            apply(&mut run, fact, NOW).unwrap();
+            apply(&mut run, done(key(number, 0)), NOW).unwrap();
+        }
+        assert_eq!(run.head.status, Status::Stopped(StopReason::BudgetUsd), "{most}");
+        assert_eq!(run.head.state.usage.cost_usd.map(|cost| cost.to_string()).as_deref(), Some(used), "{most}");
+    }
+    // What failed cost nothing and is known to; a price that nobody knows leaves nothing of a budget.
+    let mut run = with_money("0.00004");
+    let failed = Fact::ModelFailed { error: RunError::new("model-error", "no"), retry: true };
+    apply(&mut run, failed, NOW).unwrap();
+    assert_eq!(run.head.state.usage.cost_usd, Some(Usd::ZERO));
+    run.spec.prices = Prices::default();
+    let fact = ended(&run, turn("more", &[("a", "charge")]));
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!((run.head.state.usage.cost_usd, run.cost_left()), (None, Some(Usd::ZERO)));
+}
+
+#[test]
+fn b244_calls_that_the_model_makes_after_the_deadline_do_not_leave() {
+    let (mut run, _) = new_run(json!({"max_duration_s": 1}), true);
+    let fact = ended(&run, turn("more", &[("a", "charge")]));
+    let commit = apply(&mut run, fact, NOW.plus_millis(1_000)).unwrap();
+    assert_eq!((run.head.status, commit.sends.len()), (Status::Stopped(StopReason::Deadline), 0));
+    assert_eq!(stages(&run), ["rejected"]);
+}
+
+fn erred(key: CallKey) -> Fact {
+    let error = ToolError::new("tool-error", "no");
+    Fact::CallEnded { key, outcome: Outcome::Answered(Answer::Failed { error, output: None }) }
+}
+
+/// Plays turns of calls of two tools; `x` is an error, `.` a success, and a capital letter is the other tool's.
+#[track_caller]
+fn check_runaway(turns: &[&str], stops: bool) {
+    let mut run = begun();
+    for (number, calls) in (1..).zip(turns) {
+        assert_eq!(run.head.status, Status::Running, "{turns:?}: before turn {number}");
+        let made: Vec<(&str, &str)> =
+            calls.chars().map(|call| ("", if call.is_ascii_uppercase() { "look" } else { "charge" })).collect();
+        let fact = ended(&run, turn("more", &made));
+        apply(&mut run, fact, NOW).unwrap();
+        for (position, call) in (0..).zip(calls.chars()) {
+            let key = key(number, position);
+            apply(&mut run, if matches!(call, 'x' | 'X') { erred(key) } else { done(key) }, NOW).unwrap();
+        }
+    }
+    let stopped = Status::Stopped(StopReason::RunawayToolErrors);
+    assert_eq!(run.head.status, if stops { stopped } else { Status::Running }, "{turns:?}");
+}
+
+#[test]
+fn b245_three_errors_of_one_tool_in_a_row_stop_the_run_once_the_turn_is_settled() {
+    check_runaway(&["x", "x", "x"], true);
+    check_runaway(&["xxx"], true);
+    check_runaway(&["xx", "X", "x"], true);
+    check_runaway(&["xxx."], true);
+    check_runaway(&["x", "x", ".", "x", "x"], false);
+    check_runaway(&["xx.xx"], false);
+    check_runaway(&["xX", "xX"], false);
+    check_runaway(&["xX", "xX", "X"], true);
+}
+
+#[test]
+fn b245_what_never_reached_its_server_is_no_error_of_the_tool() {
+    let mut run = begun();
+    for _ in 0..4 {
+        let fact = ended(&run, turn("more", &[("", "nowhere")]));
+        apply(&mut run, fact, NOW).unwrap();
+    }
+    assert_eq!((run.head.status, run.head.state.pace.errors.len()), (Status::Running, 0));
+}
+
+proptest! {
+    #[test]
+    fn b244_no_turn_begins_with_nothing_left_and_every_cost_is_exact(
+        turns in prop::collection::vec((0_u64..5_000, 0_u64..5_000), 1..20),
+        most in 1_u32..100_000,
+    ) {
+        let mut run = with_money(&format!("{most}e-6"));
+        run.spec.limits.max_turns = 100;
+        let mut spent = Usd::ZERO;
+        for (number, (input_tokens, output_tokens)) in (1..).zip(turns) {
+            if run.head.status.is_terminal() {
+                break;
+            }
+            prop_assert!(run.cost_left() > Some(Usd::ZERO), "{:?}", run.cost_left());
+            let usage = TurnUsage { input_tokens, output_tokens, cached_input_tokens: 0 };
+            spent = spent.plus(Usd::parse(&format!("{}e-6", input_tokens + 2 * output_tokens)).unwrap());
+            let fact = ended(&run, ModelTurn { usage, ..turn("more", &[("", "charge")]) });
+            apply(&mut run, fact, NOW).unwrap();
+            apply(&mut run, done(key(number, 0)), NOW).unwrap();
+            prop_assert_eq!(run.head.state.usage.cost_usd, Some(spent));
+        }
+    }
 }
 
 #[test]

@@ -106,7 +106,7 @@ pub(super) fn ended(envelope: &Envelope, turn: ModelTurn) -> Fact {
         },
     };
     let rulings = turn.calls.iter().map(rule).collect();
-    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings }
+    Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings, structured: None }
 }
 
 pub(super) fn done(key: CallKey) -> Fact {

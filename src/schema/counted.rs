@@ -13,17 +13,35 @@ use serde_json::{Map, Number, Value};
 thread_local! {
     /// What is left of the looks of the check that this thread makes.
     static LEFT: Cell<u64> = const { Cell::new(0) };
-    /// How much a look at a text costs for each of its bytes.
+    /// How much a look at a text costs for each of its bytes, in sixteenths of a look.
     static TEXT_COST: Cell<u64> = const { Cell::new(0) };
+    /// The same for the name of a member.
+    static NAME_COST: Cell<u64> = const { Cell::new(0) };
+    /// Where the stack stood when the check began, and how much of it the check may use.
+    static STACK: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// What a check may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) looks: u64,
+    /// Bytes of stack.
+    pub(super) stack: usize,
+    /// What a byte of a text costs, in sixteenths of a look.
+    pub(super) text_cost: u64,
+    /// What a byte of a member's name costs, in the same.
+    pub(super) name_cost: u64,
 }
 
 /// Leaves the check.
 struct Spent;
 
-/// Runs a check with so many looks; `None` when they did not suffice. `text_cost` is the price of a byte of a text.
-pub(super) fn within<T>(looks: u64, text_cost: u64, check: impl FnOnce() -> T) -> Option<T> {
-    LEFT.set(looks);
-    TEXT_COST.set(text_cost);
+/// Runs a check within limits; `None` when they did not suffice.
+pub(super) fn within<T>(limits: Limits, check: impl FnOnce() -> T) -> Option<T> {
+    LEFT.set(limits.looks);
+    TEXT_COST.set(limits.text_cost);
+    NAME_COST.set(limits.name_cost);
+    STACK.set((here(), limits.stack));
     match catch_unwind(AssertUnwindSafe(check)) {
         Ok(outcome) => Some(outcome),
         Err(cause) if cause.is::<Spent>() => None,
@@ -31,13 +49,26 @@ pub(super) fn within<T>(looks: u64, text_cost: u64, check: impl FnOnce() -> T) -
     }
 }
 
+/// About where the stack stands.
+#[inline(never)]
+fn here() -> usize {
+    let mark = 0_u8;
+    std::hint::black_box(std::ptr::from_ref(&mark)).addr()
+}
+
 fn look(cost: u64) {
     let left = LEFT.get().checked_sub(cost.saturating_add(1));
     LEFT.set(left.unwrap_or(0));
-    if left.is_none() {
+    let (began, stack) = STACK.get();
+    if left.is_none() || began.abs_diff(here()) > stack {
         // Not a panic: no hook hears of it.
         resume_unwind(Box::new(Spent));
     }
+}
+
+fn look_at_text(text: &str, cost: u64) {
+    let bytes = u64::try_from(text.len()).unwrap_or(u64::MAX);
+    look(bytes.saturating_mul(cost) / 16);
 }
 
 fn look_at_all(count: usize) {
@@ -88,8 +119,7 @@ impl<'a> Node<'a, CountedJson> for Counted<'a> {
 
     fn as_string(&self) -> Option<Cow<'a, str>> {
         let text = self.0.as_str();
-        let bytes = u64::try_from(text.map_or(0, str::len)).unwrap_or(u64::MAX);
-        look(bytes.saturating_mul(TEXT_COST.get()) / 16);
+        look_at_text(text.unwrap_or_default(), TEXT_COST.get());
         text.map(Cow::Borrowed)
     }
 
@@ -158,8 +188,9 @@ impl<'a> Iterator for Members<'a> {
     type Item = (&'a str, Counted<'a>);
 
     fn next(&mut self) -> Option<Self::Item> {
-        look(0);
-        self.0.next().map(|(name, value)| (name.as_str(), Counted(value)))
+        let (name, value) = self.0.next()?;
+        look_at_text(name, NAME_COST.get());
+        Some((name.as_str(), Counted(value)))
     }
 }
 

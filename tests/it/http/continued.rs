@@ -1,0 +1,109 @@
+//! Runs that go on with the conversation of one that has ended.
+
+use serde_json::{Value, json};
+
+use super::harness::{RUNS, Server, says, slow};
+use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::FakeMcp;
+use crate::support::fake_model::FakeModel;
+use crate::support::world::run_on;
+
+both_stores! {
+    a_run_goes_on_with_the_conversation_of_one_that_ended_and_of_the_one_before,
+    a_call_that_its_run_left_without_a_result_has_one_in_the_next,
+    only_a_run_of_the_tenant_that_has_ended_can_be_continued,
+}
+
+/// The roles of what a model was asked last.
+fn roles(model: &FakeModel) -> Vec<String> {
+    let requests = model.requests();
+    let messages = requests.last().unwrap()["messages"].as_array().unwrap();
+    messages.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Every call of the last request has exactly one result, right behind its turn, and no id stands twice.
+#[track_caller]
+fn assert_valid(model: &FakeModel) {
+    let requests = model.requests();
+    let messages = requests.last().unwrap()["messages"].as_array().unwrap();
+    let (mut open, mut known): (Vec<&str>, Vec<&str>) = (Vec::new(), Vec::new());
+    for message in messages {
+        if message["role"] == "tool" {
+            assert_eq!(message["tool_call_id"].as_str(), Some(open.remove(0)), "{messages:#?}");
+            continue;
+        }
+        assert!(open.is_empty(), "{open:?} without a result: {messages:#?}");
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            let id = call["id"].as_str().unwrap();
+            assert!(!known.contains(&id), "{id} stands twice");
+            open.push(id);
+            known.push(id);
+        }
+    }
+    assert!(open.is_empty() && !known.is_empty());
+}
+
+async fn a_run_goes_on_with_the_conversation_of_one_that_ended_and_of_the_one_before(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let mcp = json!([{ "url": fake.url() }]);
+    // Scripted ids begin anew in each run.
+    let first = server.settled(&run_on("first", &[("charge", json!({ "amount": 5 }))], mcp.clone())).await;
+    assert_eq!(first["status"], "completed", "{first}");
+    let mut second = run_on("second", &[("charge", json!({ "amount": 6 }))], mcp);
+    second["continue_from"] = json!("first");
+    second["input"] = json!("Again.");
+    assert_eq!(server.settled(&second).await["status"], "completed");
+    let model = FakeModel::start(&[]).await;
+    let third = json!({ "id": "third", "model": model.spec(), "input": "How much?", "continue_from": "second",
+                        "instructions": "Be exact." });
+    let third = server.settled(&third).await;
+    assert_eq!((&third["status"], &third["turns"]), (&json!("completed"), &json!(1)), "{third}");
+    let one = ["user", "assistant", "tool", "assistant"];
+    let expected: Vec<&str> = ["system"].into_iter().chain(one).chain(one).chain(["user"]).collect();
+    assert_eq!(roles(&model), expected);
+    assert_valid(&model);
+    let request = &model.requests()[0]["messages"];
+    assert_eq!((&request[1]["content"], &request[9]["content"]), (&json!("Go."), &json!("How much?")));
+    assert_eq!(request[6]["tool_calls"][0]["function"]["arguments"], r#"{"amount":6}"#);
+    let page = server.get("/v1/runs/third/messages?limit=100", &server.alice()).await.json();
+    let turns: Vec<&Value> = page["data"].as_array().unwrap().iter().map(|message| &message["turn"]).collect();
+    assert_eq!((turns.len(), turns[8], turns[9]), (10, &json!(0), &json!(1)), "what was carried over is input");
+    assert_eq!(fake.count("tools/call"), 2, "nothing is called again");
+}
+
+async fn a_call_that_its_run_left_without_a_result_has_one_in_the_next(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let mut first = run_on("first", &[("charge", json!({})), ("charge", json!({}))], json!([{ "url": fake.url() }]));
+    first["limits"] = json!({ "max_tool_calls": 1 });
+    let first = server.settled(&first).await;
+    assert_eq!(first["reason"], "max-tool-calls", "{first}");
+    let model = FakeModel::start(&[]).await;
+    let body = json!({ "id": "second", "model": model.spec(), "input": "Go on.", "continue_from": "first" });
+    assert_eq!(server.settled(&body).await["status"], "completed");
+    assert_eq!(roles(&model), ["user", "assistant", "tool", "tool", "user"]);
+    assert_valid(&model);
+    let told = model.requests()[0]["messages"][2]["content"].as_str().unwrap().to_owned();
+    assert!(told.contains("limit of 1 tool calls"), "{told}");
+}
+
+async fn only_a_run_of_the_tenant_that_has_ended_can_be_continued(database: Database) {
+    let server = Server::start_on(database).await;
+    let alice = server.alice();
+    let continued = |from: &str| {
+        let mut body = says("hi");
+        body["continue_from"] = json!(from);
+        body
+    };
+    let mut theirs = says("ours");
+    theirs["id"] = json!("theirs");
+    let other = server.token("umbrella", "eve", RUNS);
+    assert_eq!(server.post_with("/v1/runs", &other, &[("prefer", "wait=20")], &theirs).await.status.as_u16(), 201);
+    for from in ["nobody", "theirs", "not a name"] {
+        let problem = server.post("/v1/runs", &alice, &continued(from)).await.problem(422, "validation-failed");
+        assert_eq!(problem["errors"], json!([{ "pointer": "/continue_from", "detail": "there is no such run" }]));
+    }
+    let mut active = slow(60_000);
+    active["id"] = json!("active");
+    assert_eq!(server.post("/v1/runs", &alice, &active).await.status.as_u16(), 201);
+    server.post("/v1/runs", &alice, &continued("active")).await.problem(409, "run-not-ended");
+}
