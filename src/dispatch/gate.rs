@@ -122,8 +122,6 @@ impl Gate {
             }
         }
         faults.truncate(MAX_FAULTS);
-        // What the model wrote and was offered is clean.
-        let faults: Vec<String> = faults.iter().map(|fault| Redactor::default().cut(fault, FAULT_MAX)).collect();
         (!faults.is_empty()).then(|| faults.join("; "))
     }
 

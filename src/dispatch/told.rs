@@ -24,7 +24,7 @@ pub(super) type Place = (TenantId, String);
 pub(super) struct EverTold(DashMap<Place, Values>);
 
 struct Values {
-    values: VecDeque<SecretString>,
+    last: VecDeque<SecretString>,
     redactor: Redactor,
     noted: Instant,
 }
@@ -58,20 +58,22 @@ impl EverTold {
 
 impl Values {
     fn none() -> Self {
-        Self { values: VecDeque::new(), redactor: Redactor::default(), noted: Instant::now() }
+        Self { last: VecDeque::new(), redactor: Redactor::default(), noted: Instant::now() }
     }
 
     fn note(&mut self, told: &[SecretString]) {
         self.noted = Instant::now();
         let is_known =
-            |value: &SecretString| self.values.iter().any(|known| known.expose_secret() == value.expose_secret());
+            |value: &SecretString| self.last.iter().any(|known| known.expose_secret() == value.expose_secret());
         let new: Vec<SecretString> = told.iter().filter(|value| !is_known(value)).cloned().collect();
         if new.is_empty() {
             return;
         }
-        new.into_iter().for_each(|value| self.values.push_front(value));
-        self.values.truncate(VALUES_MAX);
-        self.redactor = Redactor::of(&self.values);
+        for value in new {
+            self.last.push_front(value);
+        }
+        self.last.truncate(VALUES_MAX);
+        self.redactor = Redactor::of(&self.last);
     }
 }
 
@@ -92,7 +94,7 @@ mod tests {
         ever.note(std::slice::from_ref(&there), &[]);
         assert_eq!(ever.known(&here).text("canary-old canary-new"), "[redacted] [redacted]");
         assert_eq!(ever.known(&there).text("canary-old canary-new"), "canary-old [redacted]");
-        let elsewhere = (TenantId::parse("umbrella").unwrap(), here.1.clone());
+        let elsewhere = (TenantId::parse("umbrella").unwrap(), here.1);
         assert!(ever.known(&elsewhere).is_empty());
         for number in 0..VALUES_MAX {
             ever.note(std::slice::from_ref(&there), &[format!("canary-{number:05}").into()]);

@@ -175,7 +175,7 @@ fn by_answer(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor
             return match asks::questions(&output) {
                 Ok(questions) => Outcome::InputRequired(Box::new(questions)),
                 Err(why) => {
-                    let why = told.cut(&why, MESSAGE_MAX);
+                    let why = told.cut(&told.torn(&why), MESSAGE_MAX);
                     failed("input-required", format!("The MCP server asked for input: {why}."), Some(output))
                 }
             };
@@ -187,8 +187,8 @@ fn by_answer(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor
         let text = if text.is_empty() { described(&output, told) } else { told.cut(&text, MESSAGE_MAX) };
         return failed("tool-error", text, Some(output));
     }
-    if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised)) {
-        return failed("invalid-output", told.cut(&why, FAULT_MAX), Some(output));
+    if let Some(why) = promised.and_then(|promised| breaks_promise(&output, promised, told)) {
+        return failed("invalid-output", why, Some(output));
     }
     Outcome::Answered(Answer::Done { output })
 }
@@ -218,16 +218,22 @@ fn too_large(excess: Excess) -> Outcome {
 }
 
 /// Why a result does not keep what the tool's output schema promises.
-fn breaks_promise(output: &Value, promised: Promised<'_>) -> Option<String> {
+fn breaks_promise(output: &Value, promised: Promised<'_>, told: &Redactor) -> Option<String> {
     let Some(structured) = output.get("structuredContent").filter(|structured| !structured.is_null()) else {
         return Some("The tool promises structured content, and its result has none.".to_owned());
     };
     match promised {
         Promised::By(at, schema) => {
             let flaw = schema.flaws_here(at, structured, 1).into_iter().next();
-            flaw.map(|flaw| format!("The tool's structured content breaks its output schema: {flaw}"))
+            // It quotes the value, and may be cut.
+            flaw.map(|Flaw { pointer, detail }| {
+                let detail = told.torn(&detail);
+                format!("The tool's structured content breaks its output schema: {detail} at {pointer:?}")
+            })
         }
-        Promised::Unusable(why) => Some(format!("The tool's output schema cannot be used: it {why}")),
+        Promised::Unusable(why) => {
+            Some(format!("The tool's output schema cannot be used: it {}", told.torn(&why.to_string())))
+        }
     }
 }
 

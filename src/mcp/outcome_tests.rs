@@ -86,6 +86,10 @@ fn b210_what_the_server_said_settles_the_call_whoever_stopped_waiting() {
     }
 }
 
+fn class_of(stage: Stage, promised: Option<Promised<'_>>) -> Outcome {
+    classify(stage, Ended::Settled, promised, &Redactor::default()).0
+}
+
 #[test]
 fn b103_structured_content_must_keep_the_output_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });

@@ -141,9 +141,9 @@ fn utf16_escape(text: &str, wanted: char) -> Step {
         let digits = rest.trim_start_matches('\\').strip_prefix('u');
         let Some(digits) = digits else { return if rest.is_empty() { Step::End } else { Step::No } };
         match number(digits, 4) {
-            Some(Some(code)) if code == u32::from(*unit) => taken += rest.len() - digits.len() + 4,
-            Some(_) => return Step::No,
-            None => return Step::End,
+            Digits::Are(code) if code == u32::from(*unit) => taken += rest.len() - digits.len() + 4,
+            Digits::Are(_) | Digits::None => return Step::No,
+            Digits::End => return Step::End,
         }
     }
     Step::Taken(taken)
@@ -162,9 +162,9 @@ fn hex_escape(text: &str, mark: char, wanted: char) -> Step {
             digits = inner;
         }
         match number(digits, 2) {
-            Some(Some(code)) if code == u32::from(byte) => taken += rest.len() - digits.len() + 2,
-            Some(_) => return Step::No,
-            None => return Step::End,
+            Digits::Are(code) if code == u32::from(byte) => taken += rest.len() - digits.len() + 2,
+            Digits::Are(_) | Digits::None => return Step::No,
+            Digits::End => return Step::End,
         }
     }
     Step::Taken(taken)
@@ -193,11 +193,19 @@ fn entity(text: &str, wanted: char) -> Step {
     if meant == Some(wanted) { Step::Taken(length + 1) } else { Step::No }
 }
 
-/// A number of so many hexadecimal digits: `None` when the text ends before, `Some(None)` when it is none.
-fn number(text: &str, digits: usize) -> Option<Option<u32>> {
+/// What stands where a number is looked for.
+enum Digits {
+    Are(u32),
+    None,
+    /// The text ends before they do.
+    End,
+}
+
+/// A number of so many hexadecimal digits.
+fn number(text: &str, digits: usize) -> Digits {
     if text.len() < digits && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
+        return Digits::End;
     }
     let text = text.get(..digits).filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
-    Some(text.and_then(|text| u32::from_str_radix(text, 16).ok()))
+    text.and_then(|text| u32::from_str_radix(text, 16).ok()).map_or(Digits::None, Digits::Are)
 }

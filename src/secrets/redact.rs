@@ -123,9 +123,13 @@ impl Redactor {
         }
     }
 
-    /// The same of a text whose end was torn off before it came here: what may be the beginning of a secret goes too.
+    /// The same of a text whose end was torn off before it came here, with or without dots in its place: what may be the
+    /// beginning of a secret goes too.
     pub fn torn<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        without(text, &self.spans(text, true))
+        match text.strip_suffix('…') {
+            Some(begun) => Cow::Owned(format!("{}…", without(begun, &self.spans(begun, true)))),
+            None => without(text, &self.spans(text, true)),
+        }
     }
 
     /// Whether a number tells one of them.
@@ -243,9 +247,7 @@ impl Redactor {
         }
         questions.asks.values_mut().all(|ask| {
             let clean = self.ask(ask);
-            let is_clean = clean.is_some();
-            clean.into_iter().for_each(|clean| *ask = clean);
-            is_clean
+            clean.map(|clean| *ask = clean).is_some()
         })
     }
 

@@ -42,8 +42,8 @@ fn a_secret_is_found_in_whichever_way_it_is_written() {
         secret.bytes().map(sign).collect()
     };
     let json = json!(secret).to_string();
-    let escapes: String = secret.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
-    let entities: String = secret.chars().map(|c| format!("&#{};", u32::from(c))).collect();
+    let escapes = secret.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect::<Vec<_>>().concat();
+    let entities = secret.chars().map(|c| format!("&#{};", u32::from(c))).collect::<Vec<_>>().concat();
     let form: String = url::form_urlencoded::byte_serialize(secret.as_bytes()).collect();
     for written in [
         percent(true, true),
@@ -91,6 +91,7 @@ fn what_is_cut_is_clean_before() {
         ("bad key can", "bad key can"),
         ("bad key %63%61%6e%61%", "bad key [redacted]"),
         ("canary-12345 is bad", "[redacted] is bad"),
+        ("bad key canary-…", "bad key [redacted]…"),
     ] {
         assert_eq!(redactor.torn(torn), clean);
     }

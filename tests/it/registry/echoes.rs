@@ -67,14 +67,18 @@ pub(super) fn answer(seen: &Seen, earlier: &str) -> Reply {
 fn written(form: &str, told: &str) -> Value {
     match form {
         "plain" => json!(told),
-        "percent" => json!(told.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>()),
+        "percent" => json!(signs(told.bytes().map(|byte| format!("%{byte:02x}")))),
         "base64" => json!(STANDARD.encode(format!("Bearer {told}; and more"))),
         "base64url" => json!(URL_SAFE_NO_PAD.encode(format!("id:{told}"))),
         "hex" => json!(hex::encode(told)),
-        "json" => json!(told.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<String>()),
-        "html" => json!(told.chars().map(|sign| format!("&#{};", u32::from(sign))).collect::<String>()),
+        "json" => json!(signs(told.encode_utf16().map(|unit| format!("\\u{unit:04x}")))),
+        "html" => json!(signs(told.chars().map(|sign| format!("&#{};", u32::from(sign))))),
         _ => told.parse::<u64>().map_or(json!(told), |number| json!(number)),
     }
+}
+
+fn signs(each: impl Iterator<Item = String>) -> String {
+    each.collect::<Vec<_>>().concat()
 }
 
 fn placed(place: &str, seen: &Seen, said: Value) -> Reply {
@@ -140,9 +144,9 @@ pub(super) fn holds(text: &str, value: &str) -> bool {
         forms.push(certain.replace('+', "-").replace('/', "_"));
         forms.push(certain);
     }
-    forms.push(value.bytes().map(|byte| format!("%{byte:02x}")).collect());
-    forms.push(value.chars().map(|sign| format!("\\u{:04x}", u32::from(sign))).collect());
-    forms.push(value.chars().map(|sign| format!("&#{};", u32::from(sign))).collect());
+    forms.push(signs(value.bytes().map(|byte| format!("%{byte:02x}"))));
+    forms.push(signs(value.chars().map(|sign| format!("\\u{:04x}", u32::from(sign)))));
+    forms.push(signs(value.chars().map(|sign| format!("&#{};", u32::from(sign)))));
     forms.iter().any(|form| text.contains(form.as_str()))
 }
 
