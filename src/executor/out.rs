@@ -82,7 +82,7 @@ impl Drive<'_> {
         self.out.insert(key);
         self.calls.push(
             async move {
-                let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, out).await;
+                let outcome = Box::pin(shared.parts.dispatch.send(&caller, &binding, &call, &secrets, out)).await;
                 failpoint::pass("mcp.call.answered");
                 // From here on another call of the tenant may be out.
                 drop(place);
@@ -128,7 +128,8 @@ impl Drive<'_> {
             self.out.insert(call.key);
             self.calls.push(
                 async move {
-                    let outcome = shared.parts.dispatch.follow(&caller, &binding, &call, &secrets, wait).await;
+                    let outcome =
+                        Box::pin(shared.parts.dispatch.follow(&caller, &binding, &call, &secrets, wait)).await;
                     (call.key, outcome)
                 }
                 .boxed(),

@@ -225,14 +225,13 @@ fn breaks_promise(output: &Value, promised: Promised<'_>, told: &Redactor) -> Op
     match promised {
         Promised::By(at, schema) => {
             let flaw = schema.flaws_here(at, structured, 1).into_iter().next();
-            // It quotes the value, and may be cut.
-            flaw.map(|Flaw { pointer, detail }| {
-                let detail = told.torn(&detail);
-                format!("The tool's structured content breaks its output schema: {detail} at {pointer:?}")
+            flaw.map(|flaw| {
+                let flaw = told.cut(&flaw.to_string(), FAULT_MAX);
+                format!("The tool's structured content breaks its output schema: {flaw}")
             })
         }
         Promised::Unusable(why) => {
-            Some(format!("The tool's output schema cannot be used: it {}", told.torn(&why.to_string())))
+            Some(format!("The tool's output schema cannot be used: it {}", told.cut(&why.to_string(), FAULT_MAX)))
         }
     }
 }

@@ -96,14 +96,7 @@ fn b103_structured_content_must_keep_the_output_schema() {
     let (at, schemas) = (AtDesk::for_tests(), Schemas::default());
     let schema = schemas.of_here(&at, &schema, &mut Budget::of_one()).unwrap();
     let promised = || Some(Promised::By(&at, Arc::clone(&schema)));
-    let code = |result: Value| match classify(
-        answered(json!({ "result": result })),
-        Ended::Settled,
-        promised(),
-        &Redactor::default(),
-    )
-    .0
-    {
+    let code = |result: Value| match class_of(answered(json!({ "result": result })), promised()) {
         Outcome::Answered(Answer::Done { .. }) => "done".to_owned(),
         Outcome::Answered(Answer::Failed { error, output }) => {
             assert!(output.is_some(), "the raw answer is kept");

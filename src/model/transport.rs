@@ -49,7 +49,7 @@ impl HttpClientExt for Transport {
         T: Into<Bytes> + Send,
         U: From<Bytes> + Send + 'static,
     {
-        async { Err(Error::instance(Unmade)) }
+        std::future::ready(Err(Error::instance(Unmade)))
     }
 
     fn send_multipart<U>(
@@ -59,7 +59,7 @@ impl HttpClientExt for Transport {
     where
         U: From<Bytes> + Send + 'static,
     {
-        async { Err(Error::instance(Unmade)) }
+        std::future::ready(Err(Error::instance(Unmade)))
     }
 
     async fn send_streaming<T>(&self, request: Request<T>) -> HttpResult<StreamingResponse>

@@ -53,20 +53,20 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     if let Some(inner) = embedded_v4(address) {
         return special_v4(inner);
     }
-    let [a, b, c, d, e, f, g, h] = address.segments();
-    match (a, b, c) {
+    let [first, second, third, fourth, universal, isatap, high, low] = address.segments();
+    match (first, second, third) {
         (0xff00..=0xffff, _, _) => Some("multicast"),
         (0xfe80..=0xfebf, _, _) => Some("link-local"),
         (0xfec0..=0xfeff, _, _) => Some("site-local"),
         (0xfc00..=0xfdff, _, _) => Some("private"),
         // Whoever answers for these is found by the IPv4 addresses inside; Teredo writes the client's inverted.
-        (0x2002, _, _) => special_v4(v4_of(b, c)),
-        (0x2001, 0, _) => special_v4(v4_of(c, d)).or_else(|| special_v4(v4_of(!g, !h))),
+        (0x2002, _, _) => special_v4(v4_of(second, third)),
+        (0x2001, 0, _) => special_v4(v4_of(third, fourth)).or_else(|| special_v4(v4_of(!high, !low))),
         (0x2001, 0x0db8, _) | (0x3fff, 0..=0x0fff, _) => Some("documentation"),
         (0x2001, 0..=0x01ff, _) => Some("protocol-assignment"),
         // Global unicast is 2000::/3; everything outside of it is not routed on the public internet. Under any prefix
         // an ISATAP interface is reached by the IPv4 address at its end.
-        (0x2000..=0x3fff, _, _) if f == 0x5efe && matches!(e, 0 | 0x0200) => special_v4(v4_of(g, h)),
+        (0x2000..=0x3fff, _, _) if isatap == 0x5efe && matches!(universal, 0 | 0x0200) => special_v4(v4_of(high, low)),
         (0x2000..=0x3fff, _, _) => None,
         _ => Some("reserved"),
     }

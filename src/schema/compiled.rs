@@ -157,13 +157,6 @@ fn compile(schema: &Value, draft: Option<Draft>, cost: Cost) -> Result<Schema, S
     Err(fault)
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(FAULT_MAX) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};

@@ -206,7 +206,7 @@ mod tests {
             desk.place(&tenant("other")).await.unwrap().run(note("other")).await.unwrap();
         };
         let held = first.run(move |_| gate.recv().unwrap());
-        let (_, _, held) = tokio::join!(many, other, held);
+        let (_, (), held) = tokio::join!(many, other, held);
         held.unwrap();
         let order = order.lock();
         assert_eq!(order.len(), 21);

@@ -41,26 +41,7 @@ pub struct NewRun {
 
 /// Makes the run and its first commit.
 pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
-    let state = HeadState {
-        created_by: new.actor,
-        turns: 0,
-        messages: 0,
-        tool_calls: 0,
-        usage: Usage::default(),
-        progressed: false,
-        asks: Asks::default(),
-        repaired: false,
-        model_failures: 0,
-        catalog_failures: 0,
-        approvals: Approvals::default(),
-        limits: None,
-        worked_ms: 0,
-        leg_began_at: None,
-        pace: Pace::default(),
-        warnings: Vec::new(),
-        output: None,
-        error: None,
-    };
+    let state = fresh_state(new.actor);
     let head = Head {
         status: Status::Queued,
         revision: 0,
@@ -104,4 +85,28 @@ pub fn admit(new: NewRun, now: Timestamp) -> (Envelope, Commit) {
     }
     let commit = draft.commit();
     (envelope, commit)
+}
+
+/// The state of a run that has done nothing.
+fn fresh_state(created_by: Actor) -> HeadState {
+    HeadState {
+        created_by,
+        turns: 0,
+        messages: 0,
+        tool_calls: 0,
+        usage: Usage::default(),
+        progressed: false,
+        asks: Asks::default(),
+        repaired: false,
+        model_failures: 0,
+        catalog_failures: 0,
+        approvals: Approvals::default(),
+        limits: None,
+        worked_ms: 0,
+        leg_began_at: None,
+        pace: Pace::default(),
+        warnings: Vec::new(),
+        output: None,
+        error: None,
+    }
 }

@@ -27,7 +27,7 @@ fn asked(calls: &[(&str, &str)], rule: &Value) -> Envelope {
         for ruling in rulings {
             if let Ruling::Ask { requirement, .. } = ruling {
                 let rule: ApprovalRule = serde_json::from_value(rule.clone()).unwrap();
-                *requirement = Box::new(Requirement::new(rule, "limit", "It is much."));
+                **requirement = Requirement::new(rule, "limit", "It is much.");
             }
         }
     }
@@ -225,7 +225,7 @@ fn b082_b084_a_pending_approval_of_a_local_tool_keeps_a_changed_catalog_waiting_
     let served = binding(&["charge", "look", "put", "refund"]);
     let accept = resume_with(served.clone(), &[], CatalogPolicy::Accept);
     assert_eq!(refused(&run, accept), Refusal::NothingDecided, "nothing is recorded, no warning is given");
-    let mut with_vote = resume_with(served.clone(), &[], CatalogPolicy::Accept);
+    let mut with_vote = resume_with(served, &[], CatalogPolicy::Accept);
     if let (Fact::Resumed(resume), Fact::Voted { cast, .. }) =
         (&mut with_vote, vote_on(&run, 0, "bob", Verdict::Approve, None))
     {
