@@ -94,7 +94,7 @@ fn wrong_entries() -> Vec<(&'static str, Value, &'static str)> {
         ("mcp", entry("headers", json!({ "Authorization": "x" })), "/mcp/0/headers/Authorization"),
         ("mcp", entry("headers", json!({ "X-A": "a\nb" })), "/mcp/0/headers/X-A"),
         ("mcp", json!([{ "server": "orders" }]), "/mcp/0/server"),
-        ("mcp", entry("require_approval", json!(true)), "/mcp/0/require_approval"),
+        ("mcp", entry("require_approval", json!(5)), "/mcp/0/require_approval"),
         ("mcp", entry("timeouts", json!({ "call_ms": 0 })), "/mcp/0/timeouts/call_ms"),
         ("mcp", entry("input_schemas", json!({ "a": { "type": 7 } })), "/mcp/0/input_schemas/a"),
     ]
@@ -246,7 +246,7 @@ async fn a_resume_checks_body_and_scope_before_the_run() {
         (json!({ "retry_tool_call_ids": [7] }), "/retry_tool_call_ids/0"),
         (json!({ "retry_tool_call_ids": [{ "turn": 1, "call_id": "a", "x": 1 }] }), "/retry_tool_call_ids/0/x"),
         (json!({ "mcp": [{ "url": "http://10.0.0.1/" }] }), "/mcp/0/url"),
-        (json!({ "approvals": [{}] }), "/approvals"),
+        (json!({ "approvals": [{ "call_id": "a" }] }), "/approvals/0/decision"),
     ] {
         let problem = resume(body.clone()).await.problem(422, "validation-failed");
         assert_eq!(pointers(&problem), [pointer], "{body}");

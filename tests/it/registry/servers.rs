@@ -78,7 +78,7 @@ async fn a_registration_that_cannot_be_honoured_is_refused_with_every_pointer() 
             json!({ "require_approval": true, "replay": "idempotent", "side_effect_class": "irreversible_action" })
         )
         .await,
-        ["/replay", "/require_approval"]
+        ["/replay"]
     );
     for url in ["http://orders.example.com/mcp", "https://127.0.0.2.example@10.0.0.1/mcp", "https://10.0.0.1/", "x"] {
         assert_eq!(at("orders", json!({ "url": url })).await, ["/url"], "{url}");
