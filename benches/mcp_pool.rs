@@ -14,7 +14,7 @@ use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun};
 use countersign::config::Config;
 use countersign::mcp::demo::{DemoLedger, router};
-use countersign::mcp::{Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, ToolRequest};
+use countersign::mcp::{Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, Told, ToolRequest};
 use countersign::net::{Egress, EgressAllow};
 use countersign::run::ids::{Actor, TenantId};
 use countersign::run::outcome::{Answer, Outcome};

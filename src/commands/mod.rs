@@ -29,10 +29,9 @@ use std::time::Duration;
 pub use agents::{Manifest, Publication, Validated};
 pub use create::Created;
 pub use manifest::AgentManifest;
+pub use reconcile::ReconcileCall;
 pub use registration::{PutSecret, PutServer};
-pub use request::{
-    AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ReconcileCall, ResumeRun, RetryCall, RunInput,
-};
+pub use request::{AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
 

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::time::{Instant, sleep};
+use utoipa::ToSchema;
 
 use super::faults::Faults;
-use super::request::{ReconcileCall, ResolutionKind};
 use super::{Asker, CommandError, Commands};
 use crate::failpoint;
 use crate::run::apply;
@@ -36,6 +37,49 @@ struct Deciding {
     call_id: CallId,
     resolution: Resolution,
     note: Option<String>,
+}
+
+/// What became of a call whose outcome nobody knew.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReconcileCall {
+    /// What is decided.
+    pub resolution: ResolutionKind,
+    /// With `complete`: what the tool returned, or would have; for MCP a whole result object, or any JSON value.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<Value>, nullable = false)]
+    pub output: Option<Value>,
+    /// With `fail`: what the model is told.
+    pub error: Option<ReconcileError>,
+    /// How it was found out; kept in the audit.
+    #[schema(max_length = 4000)]
+    pub note: Option<String>,
+}
+
+/// A result that is `null` is a result; one that is left out is none.
+fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+/// What is decided about an undecided call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResolutionKind {
+    /// It may be sent exactly once more.
+    Retry,
+    /// It had its effect.
+    Complete,
+    /// It had no effect, or failed.
+    Fail,
+}
+
+/// What the model is told of a call that failed.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReconcileError {
+    /// The text.
+    #[schema(min_length = 1)]
+    pub message: String,
 }
 
 impl Commands {

@@ -2,6 +2,7 @@
 //!
 //! All faults are reported at once, each by the name of its setting; no value of a secret is ever printed.
 
+mod auth;
 mod connections;
 mod dev;
 #[cfg(debug_assertions)]
@@ -25,10 +26,11 @@ use std::sync::Arc;
 use secrecy::SecretString;
 use url::Url;
 
-use crate::auth::{AuthSettings, JwksSource};
+use crate::auth::AuthSettings;
 use crate::net::EgressAllow;
 use crate::run::money::Prices;
 use crate::secrets::KeyRing;
+use auth::auth;
 pub use connections::McpConnections;
 use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
 pub use files::raise_open_files;
@@ -363,44 +365,6 @@ fn egress_allow(reader: &mut Reader<'_>) -> Vec<String> {
         reader.fault(&EGRESS_ALLOW, fault.to_string());
     }
     entries
-}
-
-fn auth(reader: &mut Reader<'_>) -> Option<AuthSettings> {
-    let before = reader.faults.len();
-    let hs256 = reader.text(&JWT_HS256_SECRET);
-    if let Some(secret) = &hs256
-        && secret.len() < SECRET_MIN
-    {
-        reader.fault(&JWT_HS256_SECRET, format!("is weak: {SECRET_MIN} bytes or more are needed"));
-    }
-    let jwks = match (reader.text(&JWKS_URL), reader.text(&JWKS_FILE)) {
-        (Some(_), Some(_)) => {
-            reader.fault(&JWKS_FILE, format!("cannot stand beside {}", JWKS_URL.name));
-            None
-        }
-        (Some(url), None) => jwks_url(reader, &url).map(JwksSource::Url),
-        (None, Some(path)) => Some(JwksSource::File(PathBuf::from(path))),
-        (None, None) => None,
-    };
-    if hs256.is_none() && jwks.is_none() && reader.faults.len() == before {
-        let detail = format!("is not set, and neither is {} or {}", JWKS_URL.name, JWKS_FILE.name);
-        reader.fault(&JWT_HS256_SECRET, detail);
-    }
-    let issuer = reader.required(&JWT_ISSUER);
-    let audience = reader.required(&JWT_AUDIENCE);
-    let tenant_claim = reader.required(&JWT_TENANT_CLAIM);
-    if reader.faults.len() > before {
-        return None;
-    }
-    Some(AuthSettings { hs256: hs256.map(SecretString::from), jwks, issuer, audience, tenant_claim: tenant_claim? })
-}
-
-fn jwks_url(reader: &mut Reader<'_>, text: &str) -> Option<Url> {
-    let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "https" | "http") && url.has_host());
-    if url.is_none() {
-        reader.fault(&JWKS_URL, "is not an https address");
-    }
-    url
 }
 
 fn cors_origins(reader: &mut Reader<'_>) -> Vec<String> {

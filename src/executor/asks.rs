@@ -21,12 +21,13 @@ use super::stopped::Stopped;
 use crate::dispatch::{AskRefusal, ServerAsk};
 use crate::model::{ModelPart, ModelProvider as _, ModelRequest, ModelStream, bounded};
 use crate::run::apply::may_ask;
-use crate::run::ask::{Ask, Reply, Reservation, Sample, SampleRequest};
+use crate::run::ask::{Ask, Reply, Sample, SampleRequest};
 use crate::run::call::{Call, Stage};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::{Fact, SampleEnd};
 use crate::run::ids::CallKey;
 use crate::run::refusal::Refusal;
+use crate::run::sampling::Reservation;
 use crate::run::sampling::{Denial, has_room, rule};
 use crate::run::time::Timestamp;
 

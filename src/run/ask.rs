@@ -14,7 +14,7 @@ use super::ids::{Actor, CallId, CallKey};
 use super::message::{Content, Message, Role, TurnUsage};
 use super::money::Usd;
 use super::result::Usage;
-use super::sampling::SampleCount;
+use super::sampling::{Reservation, SampleCount};
 use super::spec::FinishReason;
 use super::time::Timestamp;
 
@@ -312,30 +312,6 @@ pub struct ClosedInput {
     /// Who did it, when somebody did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub actor: Option<Actor>,
-}
-
-/// Tokens of the run's budget that a sample may use, while it is made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reservation {
-    /// Number of the sample in the run, from 1.
-    pub sample: u32,
-    /// The call that it is about.
-    pub call: CallKey,
-    /// The server's name of the question, where it is kept in the receipt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub question: Option<String>,
-    /// The approval by which it is made, where its server waits for it while the call is out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub approval: Option<uuid::Uuid>,
-    /// The server that asks.
-    pub server: String,
-    /// The model that is asked.
-    pub model: String,
-    /// How many tokens.
-    pub tokens: u64,
-    /// What they may cost, where that is known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cost_usd: Option<Usd>,
 }
 
 /// What servers ask of a run, and what their samples used.

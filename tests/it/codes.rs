@@ -37,7 +37,7 @@ const FILES: [&str; 12] = [
 fn is_code(text: &str) -> bool {
     let is_word = |word: &str| !word.is_empty() && word.bytes().all(|sign| sign.is_ascii_lowercase());
     // What the counters say of a call that did not leave is no code.
-    text != "not-sent" && text.contains(['-', '.']) && text.split(['-', '.']).all(is_word)
+    !matches!(text, "not-sent" | "turned-away") && text.contains(['-', '.']) && text.split(['-', '.']).all(is_word)
 }
 
 /// The texts in quotes of some source.

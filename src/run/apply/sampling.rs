@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::draft::Draft;
 use super::{approvals, proceed, settle};
 use crate::run::approval::{Subject, Verdict};
-use crate::run::ask::{Reply, Reservation, SampleRequest};
+use crate::run::ask::{Reply, SampleRequest};
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
@@ -18,7 +18,7 @@ use crate::run::message::TurnUsage;
 use crate::run::money::Price;
 use crate::run::outcome::ToolError;
 use crate::run::refusal::Refusal;
-use crate::run::sampling::{Admission, Denial, SampleCost, has_room, is_spent, rule};
+use crate::run::sampling::{Admission, Denial, Reservation, SampleCost, has_room, is_spent, rule};
 use crate::run::time::Timestamp;
 
 /// Reserves what the sample may use, or says why it is not made.
