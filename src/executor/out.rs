@@ -82,7 +82,7 @@ impl Drive<'_> {
         self.out.insert(key);
         self.calls.push(
             async move {
-                let outcome = Box::pin(shared.parts.dispatch.send(&caller, &binding, &call, &secrets, out)).await;
+                let outcome = shared.parts.dispatch.send(&caller, &binding, &call, &secrets, out).await;
                 failpoint::pass("mcp.call.answered");
                 // From here on another call of the tenant may be out.
                 drop(place);

@@ -35,7 +35,8 @@ impl McpPool {
     ) -> Outcome {
         let started = Instant::now();
         let request = ToolRequest { progress: request.progress.cleaned(&target.told), ..request };
-        let outcome = self.call_until_done(tenant, target, &request, &cancel).await;
+        // Its state is large, and a drive holds one for each of its calls.
+        let outcome = Box::pin(self.call_until_done(tenant, target, &request, &cancel)).await;
         let outcome = target.told.now().outcome(outcome);
         metrics::counter!("countersign_mcp_calls_total", "outcome" => word(&outcome)).increment(1);
         metrics::histogram!("countersign_mcp_call_seconds").record(started.elapsed().as_secs_f64());

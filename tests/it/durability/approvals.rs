@@ -130,7 +130,8 @@ async fn b230_field_a091_fifty_voters_on_two_nodes_come_to_one_outcome_for_each_
                 .iter()
                 .map(|seen| seen.body["params"]["arguments"].to_string())
                 .collect();
-            (sent.sort(), expected.sort());
+            sent.sort();
+            expected.sort();
             assert_eq!(sent, expected, "each approved call once, with its own arguments");
         }
     }

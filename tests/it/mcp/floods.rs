@@ -35,9 +35,12 @@ async fn as_many_pings_as_a_server_may_need_are_all_answered() {
 async fn b212_a_server_that_asks_without_an_end_loses_its_connection_and_its_call_is_unknown() {
     let (pool, fake) = (pool(), FakeMcp::start().await);
     let flood = std::sync::atomic::AtomicBool::new(true);
-    fake.on_call(move |_| match flood.swap(false, std::sync::atomic::Ordering::AcqRel) {
-        true => Reply::Sse(vec![Step::Raw(format!("id: 1\n{}", pings(50_000))), Step::Hang]),
-        false => Reply::text("charged"),
+    fake.on_call(move |_| {
+        if flood.swap(false, std::sync::atomic::Ordering::AcqRel) {
+            Reply::Sse(vec![Step::Raw(format!("id: 1\n{}", pings(50_000))), Step::Hang])
+        } else {
+            Reply::text("charged")
+        }
     });
     assert_eq!(class(&call(&pool, &target(&fake.url())).await), "unknown lost-response");
     let answers = fake.seen().iter().filter(|seen| seen.rpc().is_empty() && seen.http_method == "POST").count();

@@ -45,9 +45,10 @@ async fn asking() -> FakeMcp {
         let schema = json!({ "type": "object" });
         let ask =
             json!({ "method": "elicitation/create", "params": { "message": "Sure?", "requestedSchema": schema } });
-        Reply::Result(match seen.body["params"]["inputResponses"].is_null() {
-            true => json!({ "resultType": "input_required", "requestState": "state", "inputRequests": { "a": ask } }),
-            false => json!({ "resultType": "complete", "content": [{ "type": "text", "text": "charged" }] }),
+        Reply::Result(if seen.body["params"]["inputResponses"].is_null() {
+            json!({ "resultType": "input_required", "requestState": "state", "inputRequests": { "a": ask } })
+        } else {
+            json!({ "resultType": "complete", "content": [{ "type": "text", "text": "charged" }] })
         })
     });
     fake

@@ -40,7 +40,7 @@ fn branching() -> Value {
 }
 
 async fn ask(product: &Product, tenant: &str, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
-    let patience = Duration::from_secs(60);
+    let patience = Duration::from_mins(1);
     product.try_send(&Ask { tenant, method, path, body, key: None, patience }).await.unwrap()
 }
 
