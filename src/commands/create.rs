@@ -205,6 +205,8 @@ impl Commands {
         let priority = request.priority.unwrap_or_default();
         let (given, continue_from) = (request.input.clone(), request.continue_from.take());
         let Some((declaring, beside)) = self.declared_by(asker, request, &secrets, &mut faults).await? else {
+            // Whatever the model's protocol is: a scripted one takes everything.
+            check_input(given, Provider::Scripted, &mut faults);
             return Err(faults.into());
         };
         let declared = self.check_declared(asker, declaring, &secrets, &mut faults).await?;

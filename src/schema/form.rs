@@ -141,14 +141,20 @@ fn refuse_nesting(part: &Map<String, Value>, allowed: &[&str], what: &str) -> Re
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Within {
     Form,
-    /// One of several choices, or one of the things to choose.
+    /// What a list of choices is made of.
+    List,
+    /// One of several choices.
     Choice,
 }
 
 /// The words of a field that mean something here.
 fn field(listed: &Value, within: Within) -> Result<Value, String> {
     let part = listed.as_object().ok_or("is no object")?;
-    let choices: &[&str] = if within == Within::Form { &["items", "anyOf", "oneOf"] } else { &[] };
+    let choices: &[&str] = match within {
+        Within::Form => &["items", "anyOf", "oneOf"],
+        Within::List => &["anyOf", "oneOf"],
+        Within::Choice => &[],
+    };
     refuse_nesting(part, choices, "it")?;
     let mut kept = Map::new();
     for (word, value) in part {
@@ -162,7 +168,7 @@ fn field(listed: &Value, within: Within) -> Result<Value, String> {
             "const" => is_plain(value),
             "enum" => value.as_array().is_some_and(|values| values.iter().all(is_plain)),
             "items" => {
-                kept.insert(word.clone(), field(value, Within::Choice)?);
+                kept.insert(word.clone(), field(value, Within::List)?);
                 continue;
             }
             "anyOf" | "oneOf" => {
@@ -241,6 +247,7 @@ mod tests {
             json!({ "type": "string", "oneOf": [{ "const": "a", "title": "A" }] }),
             json!({ "type": "array", "items": { "type": "string", "enum": ["a"] }, "maxItems": 2, "default": ["a"] }),
             json!({ "type": "array", "items": { "enum": ["a"] }, "minItems": 1, "uniqueItems": true }),
+            json!({ "type": "array", "items": { "anyOf": [{ "const": "a", "title": "A" }] }, "default": ["a"] }),
             json!({ "anyOf": [{ "type": "string" }, { "type": "null" }], "default": null }),
             json!({ "type": ["string", "null"] }),
             json!({}),

@@ -110,6 +110,8 @@ async fn every_wrong_field_of_a_new_run_is_named_by_its_place() {
         assert_eq!(pointers(&problem), [pointer], "{field} = {value}: {problem}");
     }
     let problem = create(&server, &json!({})).await.problem(422, "validation-failed");
+    assert_eq!(pointers(&problem), ["/input"]);
+    let problem = create(&server, &json!({ "input": "" })).await.problem(422, "validation-failed");
     assert_eq!(pointers(&problem), ["/input", "/model"]);
     let stored = server.get("/v1/runs", &server.alice()).await.json();
     assert_eq!(stored["data"], json!([]), "nothing is stored of what was refused");

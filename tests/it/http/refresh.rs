@@ -354,13 +354,13 @@ async fn a_server_that_is_away_and_announced_nothing_stops_no_run(database: Data
         fake.lose_sessions(Reply::status(404, json!({})));
         Reply::status(404, json!({}))
     });
-    let model = FakeModel::start(&[&["charge"], &["charge"], &["charge"], &["charge"]]).await;
+    let model = FakeModel::start(&[&["charge"], &["charge"], &["charge"]]).await;
     let mut body = run_of(&model, &fake, "stop");
     body["mcp"][0]["timeouts"] = json!({ "connect_ms": 2000 });
     let run = server.settled(&body).await;
     // The model reads that its calls fail; that nobody could be asked is no change of the catalog. Only the second attempt
     // of the call whose session was lost is told.
-    assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(5)), "{run}");
+    assert_eq!((&run["status"], &run["turns"]), (&json!("completed"), &json!(4)), "{run}");
     let told: Vec<&Value> = run["warnings"].as_array().unwrap().iter().map(|warning| &warning["code"]).collect();
     assert_eq!(told, ["mcp-call-sent-again"], "{run}");
     assert!(model.offered().iter().all(|tools| tools == &["charge"]));

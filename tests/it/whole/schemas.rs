@@ -140,7 +140,7 @@ async fn catalogs_whose_schemas_cost_too_much_lose_tools_and_hold_up_nobody(data
     }
     let entry = |(n, server): (usize, &FakeMcp)| json!({ "url": server.url(), "namespace": format!("n{n}"), "timeouts": { "connect_ms": 60_000 } });
     let entries: Vec<Value> = servers.iter().enumerate().map(entry).collect();
-    let script = json!([{ "tool_calls": [{ "name": "n3__charge", "arguments": {} }] }, { "text": "Done." }]);
+    let script = json!([{ "tool_calls": [{ "name": "n3_charge", "arguments": {} }] }, { "text": "Done." }]);
     let model = json!({ "provider": "scripted", "name": "d", "script": script });
     let body = json!({ "id": "r", "model": model, "input": "x", "mcp": entries });
     let created = while_others_work(&product, ask(&product, "acme", Method::POST, "/v1/runs", Some(&body))).await;
@@ -157,11 +157,11 @@ async fn a_question_whose_form_is_a_bomb_is_refused_and_holds_up_nobody(database
     let branch = |name: &str| json!({ "properties": { "x": { "$ref": "#/$defs/n" } }, "required": [name] });
     let schema = json!({ "type": "object", "properties": { "v": { "$ref": "#/$defs/n", "default": deep } },
         "$defs": { "n": { "anyOf": [branch("a"), branch("b")] } } });
-    let costly = json!({ "type": "object", "properties": patterns("q", 300)["properties"] });
+    let costly = json!({ "type": "object", "properties": patterns("q", 90)["properties"] });
     let asks = move |seen: &crate::support::fake_mcp::Seen| {
-        let schema = if seen.body["params"]["arguments"]["amount"] == 1 { &schema } else { &costly };
+        let (id, schema) = if seen.body["params"]["arguments"]["amount"] == 1 { (9, &schema) } else { (10, &costly) };
         let question = json!({ "message": "Proceed?", "requestedSchema": schema });
-        Reply::Sse(vec![Step::Ask(9, "elicitation/create", question), Step::Told(vec![9])])
+        Reply::Sse(vec![Step::Ask(id, "elicitation/create", question), Step::Told(vec![id])])
     };
     server.on_call(asks);
     let product = Product::start(&database).await;
