@@ -310,16 +310,8 @@ impl TrackedClient {
         if session_lost {
             self.shared.session_lost.store(true, Ordering::Release);
         }
-        let renewed = false;
-        let status_code = status.as_u16();
-        post.settle(Stage::Status(HttpRefusal {
-            status: status_code,
-            retry_after,
-            session_lost,
-            renewed,
-            message,
-            code,
-        }));
+        let refusal = HttpRefusal { status: status.as_u16(), retry_after, session_lost, message, code, renewed: false };
+        post.settle(Stage::Status(refusal));
         // Old servers refuse the question for the era in many ways; only "who are you" must stay what it is.
         if post.is_discover && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Ok(post.discover_refused(body.get_mut("error").map(Value::take)));
