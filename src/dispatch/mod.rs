@@ -42,6 +42,9 @@ use registry::Registry;
 use target::place_of;
 use told::EverTold;
 
+/// Faults of a result that a model is told.
+const FAULTS_MAX: usize = 5;
+
 /// A required server gave no catalog.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MCP server '{server}' cannot be read: {message}")]
@@ -170,6 +173,17 @@ impl Dispatch {
     /// Where JSON Schemas are compiled and values are checked by them.
     pub fn schemas(&self) -> Arc<Schemas> {
         self.pool.schemas()
+    }
+
+    /// What of a result does not fit the schema that its tool was declared with.
+    pub fn output_faults(&self, schema: &Value, output: &Value) -> Option<String> {
+        match self.pool.schemas().of(schema) {
+            Ok(compiled) => {
+                let faults = compiled.faults(output, FAULTS_MAX);
+                (!faults.is_empty()).then(|| faults.join("; "))
+            }
+            Err(why) => Some(format!("it is no JSON Schema ({why})")),
+        }
     }
 
     /// Whether the server may reach that address at all.

@@ -7,15 +7,16 @@ use uuid::Uuid;
 use super::approval::{Requirement, TIMEOUT_ACTOR, Verdict, Voter};
 use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
-use super::call::CallTarget;
+use super::call::{CallTarget, Lease};
 use super::event::{Part, Progress};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
-use super::outcome::{Outcome, ToolError};
+use super::outcome::{Answer, Outcome, ToolError};
 use super::policy::Judged;
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
 use super::time::Timestamp;
+use super::trouble::Trouble;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,8 +137,86 @@ pub enum Fact {
         /// What came of it.
         end: SampleEnd,
     },
+    /// Something became of a call that workers fetch.
+    Fetched(Box<Fetched>),
+    /// The run's client gave results.
+    ClientAnswered(Box<ClientResults>),
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
+}
+
+/// What became of a call that workers fetch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// Which call.
+    pub key: CallKey,
+    /// What.
+    #[serde(flatten)]
+    pub what: FetchedWhat,
+}
+
+/// What can become of a call that workers fetch. Whoever has it names the lease.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "fetched", rename_all = "kebab-case")]
+pub enum FetchedWhat {
+    /// A worker takes it.
+    Claimed {
+        /// The hand-out.
+        lease: Lease,
+    },
+    /// Its worker answered.
+    Answered {
+        /// The hand-out's name.
+        lease: String,
+        /// What it answered.
+        answer: Answer,
+    },
+    /// Its worker has certainly not executed it and gives it back.
+    PutBack {
+        /// The hand-out's name.
+        lease: String,
+    },
+    /// Its worker gave no sign of life in time.
+    Lapsed {
+        /// The hand-out's name.
+        lease: String,
+    },
+    /// No worker has it, and none is to get it as things are.
+    NotTaken {
+        /// Why.
+        trouble: Trouble,
+    },
+}
+
+impl FetchedWhat {
+    /// What a call that is behind time comes to: its lease has ended, or it is on offer and nobody takes it.
+    pub fn behind(lease: Option<String>, is_served: bool) -> Self {
+        match lease {
+            Some(lease) => Self::Lapsed { lease },
+            None if is_served => Self::NotTaken { trouble: Trouble::CapacityExhausted },
+            None => Self::NotTaken { trouble: Trouble::NoHandler },
+        }
+    }
+
+    /// The code in the store.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Claimed { .. } => "claimed",
+            Self::Answered { .. } => "answered",
+            Self::PutBack { .. } => "put-back",
+            Self::Lapsed { .. } => "lapsed",
+            Self::NotTaken { .. } => "not-taken",
+        }
+    }
+}
+
+/// Results that the run's client gave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientResults {
+    /// Who gave them.
+    pub actor: Actor,
+    /// Of which calls.
+    pub results: Vec<(CallKey, Answer)>,
 }
 
 /// A person's vote on an approval.
@@ -269,6 +348,8 @@ pub struct Resume {
     pub on_catalog_change: CatalogPolicy,
     /// Tighter limits for the rest of the run's life.
     pub limits: Option<Limits>,
+    /// Results of calls that the run's client carried out.
+    pub results: Vec<(CallKey, Answer)>,
 }
 
 /// What a person decided about one undecided call.

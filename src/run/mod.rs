@@ -60,6 +60,7 @@ pub mod structured;
 pub mod tighten;
 pub mod time;
 pub mod tool_result;
+pub mod trouble;
 pub mod view;
 
 pub use apply::apply;
