@@ -7,6 +7,7 @@ use crate::run::apply;
 use crate::run::fact::Fact;
 use crate::run::ids::RunId;
 use crate::run::refusal::Refusal;
+use crate::run::status::Status;
 use crate::store::Loaded;
 
 impl Commands {
@@ -21,15 +22,19 @@ impl Commands {
                 return Ok(());
             }
             let uid = view.uid;
-            if view.owned {
+            // Workers that have calls of it hear of the wish; a node then waits for them.
+            if view.owned || view.head.status == Status::Running {
                 failpoint::pass("cancel.wish.before");
                 let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
                 failpoint::pass("cancel.wish.after");
                 if left {
                     self.executor.cancel(uid);
+                    self.executor.wake();
                     return Ok(());
                 }
-                continue;
+                if view.owned {
+                    continue;
+                }
             }
             if self.apply_left(asker, &view).await? {
                 continue;

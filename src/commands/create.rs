@@ -18,7 +18,7 @@ use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::agent::RunAgent;
 use crate::run::apply::{NewRun, admit};
-use crate::run::binding::merge;
+use crate::run::binding::{BoundTool, merge};
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
@@ -66,6 +66,8 @@ impl Commands {
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
         let catalogs = self.read_first(&first, &asked).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
+        let (binding, hidden) = binding.with_local(asked.tools);
+        warnings.extend(hidden);
         let (binding, set_aside) = binding.offered_to(asked.spec.model.provider);
         warnings.extend(set_aside);
         warnings.extend(catalogs.warnings);
@@ -189,6 +191,7 @@ struct Asked {
     id: Option<RunId>,
     spec: RunSpec,
     entries: Vec<McpEntry>,
+    tools: Vec<BoundTool>,
     input: Vec<(Role, Vec<Content>)>,
     secrets: RunSecrets,
 }
@@ -236,7 +239,7 @@ impl Commands {
             metadata,
             priority,
         };
-        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, input, secrets })
+        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, tools: declared.tools, input, secrets })
     }
 
     /// What a run is made of: its own fields, or those of a version of an agent, with what stands beside it. `None`: that

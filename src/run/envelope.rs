@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::approval::{Approvals, Subject};
 use super::ask::{Asks, SampleRequest};
 use super::binding::{Binding, Warning};
-use super::call::{Call, Stage};
-use super::event::UndecidedCall;
+use super::call::{Backend, Call, Stage};
+use super::event::{ClientCall, UndecidedCall};
 use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::money::{Price, Usd};
@@ -165,9 +165,24 @@ impl Envelope {
         self.calls.iter().any(|call| call.key == key && unknown(call))
     }
 
-    /// Whether a call is out, or was when the leg's process died.
-    pub fn has_executing(&self) -> bool {
-        self.calls.iter().any(|call| matches!(call.stage, Stage::Executing { .. }))
+    /// Whether a call is out on behalf of the run's driver, or was when that died.
+    pub fn has_held(&self) -> bool {
+        self.calls.iter().any(Call::is_held)
+    }
+
+    /// Whether workers have calls of the run.
+    pub fn has_with_worker(&self) -> bool {
+        self.calls.iter().any(Call::is_with_worker)
+    }
+
+    /// Whether workers have calls of the run, or may take some.
+    pub fn has_fetched(&self) -> bool {
+        self.calls.iter().any(|call| call.is_with_worker() || call.is_offered())
+    }
+
+    /// The calls that the run's client is to carry out.
+    pub fn client_calls(&self) -> impl Iterator<Item = &Call> {
+        self.calls.iter().filter(|call| call.is_with_client())
     }
 
     /// Whether a server goes on by itself with a call of the run.
@@ -180,9 +195,10 @@ impl Envelope {
         self.head.limits(&self.spec)
     }
 
-    /// How many calls are out, or were when the leg's process died.
+    /// How many calls are out, or were when the leg's process died. Those that workers may take count: one may take them at
+    /// any moment. Those of the client do not: nobody here does anything for them.
     pub fn executing(&self) -> usize {
-        self.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).count()
+        self.calls.iter().filter(|call| call.is_held() || call.is_with_worker() || call.is_offered()).count()
     }
 
     /// How many calls of the run may be out at once.
@@ -190,12 +206,33 @@ impl Envelope {
         usize::try_from(self.limits().max_parallel_tool_calls).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Whether a call would leave now if there were room for it.
+    /// Whether a call would leave now if there were room for it. Workers need none: they come when they have some.
     pub fn waits_for_room(&self) -> bool {
         self.leg == Leg::Working
-            && !self.waits_for_person()
+            && !self.sends_no_more()
             && self.executing() < self.max_parallel()
-            && self.calls.iter().any(Call::is_sendable)
+            && self.calls.iter().any(|call| call.is_sendable() && call.backend() == Some(Backend::Mcp))
+    }
+
+    /// Why the run waits for somebody once nothing of it is out: the first reason that holds.
+    pub fn waits_because(&self) -> Option<SuspendReason> {
+        match self.awaits() {
+            None | Some(SuspendReason::InputRequired) if self.client_calls().next().is_some() => {
+                Some(SuspendReason::ClientToolResultsRequired)
+            }
+            reason => reason,
+        }
+    }
+
+    /// The same for a run that nobody drives: calls that may go on need not wait for the client's.
+    pub fn rests_because(&self) -> Option<SuspendReason> {
+        let goes_on = !self.waits_for_person() && self.calls.iter().any(Call::is_sendable);
+        if goes_on { None } else { self.waits_because() }
+    }
+
+    /// Whether nothing more of the turn is sent: a person is asked, or a rule fails the run once what is out has its end.
+    pub fn sends_no_more(&self) -> bool {
+        self.waits_for_person() || self.calls.iter().any(|call| call.fails_run().is_some())
     }
 
     /// Whether a call waits for a person: then no further call of the turn is sent.
@@ -279,6 +316,13 @@ impl Envelope {
     pub fn undecided_calls(&self) -> Vec<UndecidedCall> {
         self.undecided().filter_map(undecided_call).collect()
     }
+}
+
+/// The reader's view of a call that the run's client is to carry out.
+pub fn client_call(call: &Call) -> Option<ClientCall> {
+    let Stage::Executing { since } = call.stage else { return None };
+    let (turn, call_id, tool, input) = (call.key.turn, call.call_id.clone(), call.tool.clone(), call.input.clone());
+    call.is_with_client().then_some(ClientCall { turn, call_id, tool, input, since })
 }
 
 /// The reader's view of a call with an unknown outcome.

@@ -9,9 +9,10 @@ use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
 use super::event::{Part, Progress};
+use super::fetched::{ClientResults, Fetched};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
-use super::outcome::{Outcome, ToolError};
+use super::outcome::{Answer, Outcome, ToolError};
 use super::policy::Judged;
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
@@ -136,6 +137,10 @@ pub enum Fact {
         /// What came of it.
         end: SampleEnd,
     },
+    /// Something became of a call that workers fetch.
+    Fetched(Box<Fetched>),
+    /// The run's client gave results.
+    ClientAnswered(Box<ClientResults>),
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
 }
@@ -269,6 +274,8 @@ pub struct Resume {
     pub on_catalog_change: CatalogPolicy,
     /// Tighter limits for the rest of the run's life.
     pub limits: Option<Limits>,
+    /// Results of calls that the run's client carried out.
+    pub results: Vec<(CallKey, Answer)>,
 }
 
 /// What a person decided about one undecided call.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::call::{Call, Stage};
+use super::call::{Backend, Call, Stage};
 use super::message::Content;
 use super::outcome::Cause;
 use super::tool_result::{Told, told};
@@ -32,6 +32,10 @@ pub fn results(calls: &[Call], view: ViewLimits) -> Vec<Content> {
 fn result(call: &Call) -> (&Call, Told, bool) {
     let text = |text: &str| Told { output: text.into(), ..Told::default() };
     match &call.stage {
+        // What workers and clients give is no result of a server's: it is told as it is.
+        Stage::Completed { output, .. } if matches!(call.backend(), Some(Backend::Worker | Backend::Client)) => {
+            (call, Told { output: output.clone(), ..Told::default() }, false)
+        }
         Stage::Completed { output, .. } => (call, told(output), false),
         Stage::Rejected { reason, .. } => (call, text(reason), true),
         Stage::Failed { error, .. } => (call, text(&error.message), true),

@@ -36,6 +36,7 @@ pub mod dialect;
 pub mod envelope;
 pub mod event;
 pub mod fact;
+pub mod fetched;
 pub mod given;
 pub mod history;
 pub mod ids;
@@ -60,6 +61,7 @@ pub mod structured;
 pub mod tighten;
 pub mod time;
 pub mod tool_result;
+pub mod untaken;
 pub mod view;
 
 pub use apply::apply;

@@ -14,7 +14,7 @@ pub enum Step {
     RefreshCatalog,
     /// Ask the model for the next turn.
     AskModel,
-    /// Calls are out, or samples are made for them: wait for one to end, and for room where more of them could leave.
+    /// Calls are out, or samples are made for them, or workers are waited for before the run is cancelled: wait for one to end, and for room where more of them could leave.
     AwaitCalls,
     /// Calls are to leave, none is out, and there was no room: wait for it.
     AwaitRoom,
@@ -32,12 +32,14 @@ pub fn next(envelope: &Envelope) -> Step {
         }
         Status::Queued | Status::Running => match envelope.leg {
             Leg::Outside => Step::BeginLeg,
-            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
+            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_held() => Step::AwaitCalls,
             Leg::CheckingCatalog => Step::CheckCatalog,
             Leg::Working if envelope.waits_for_sample() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
             Leg::Working if envelope.announced => Step::RefreshCatalog,
             Leg::Working => Step::AskModel,
+            // A worker hears of the wish with its next sign of life, and may still answer.
+            Leg::Cancelling if envelope.has_with_worker() => Step::AwaitCalls,
             Leg::Cancelling => Step::Cancel,
         },
     }

@@ -7,6 +7,7 @@
 mod admit;
 mod approvals;
 mod draft;
+mod fetched;
 mod inputs;
 mod leg;
 mod proceed;
@@ -60,6 +61,8 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::InputClosed { input_id, reason } => inputs::closed(envelope, &input_id, reason, now),
         Fact::SampleAsked { key, question, request } => sampling::asked(envelope, key, question, &request, now),
         Fact::SampleEnded { sample, end } => sampling::ended(envelope, sample, end, now),
+        Fact::Fetched(what) => fetched::fetched(envelope, *what, now),
+        Fact::ClientAnswered(results) => fetched::client_answered(envelope, *results, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::draft::Draft;
 use super::trouble;
+use crate::run::call::Backend;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
@@ -11,42 +12,99 @@ use crate::run::message::{Content, Role};
 use crate::run::money::Usd;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason};
+use crate::run::status::{Status, StopReason, SuspendReason};
 use crate::run::time::Timestamp;
 
-/// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
+/// What follows from the calls stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
-    let executing = draft.envelope.executing();
     let samples = draft.envelope.waits_for_sample();
-    if draft.envelope.waits_for_person() {
+    if draft.envelope.sends_no_more() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
-        if executing == 0 && !samples && !trouble::fails(draft) {
+        draft.withdraw_offers();
+        if !draft.envelope.has_held() && !samples {
             rest(draft);
         }
         return;
     }
-    // A call that finds no room stays `pending`: certainly not sent, whatever happens to the node meanwhile.
-    let free = draft.envelope.max_parallel().saturating_sub(executing).min(draft.envelope.room);
-    let sendable: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).collect();
-    for key in sendable.iter().take(free) {
-        draft.send(*key);
+    start_calls(draft, true);
+    if draft.envelope.has_held() || samples || draft.envelope.waits_for_room() {
+        return;
     }
-    if executing == 0 && sendable.is_empty() && !samples {
+    if draft.envelope.has_fetched() {
+        draft.park();
+    } else if draft.envelope.client_calls().next().is_some() {
+        draft.suspend(SuspendReason::ClientToolResultsRequired);
+    } else {
         give_results(draft);
         ask_again(draft);
     }
 }
 
-/// Nothing is out, and people must decide.
+/// The same for a run that nobody drives: what a leg is needed for is left to one.
+pub(super) fn proceed_outside(draft: &mut Draft<'_>) {
+    // Left by a driver that died, or about to be read by the next one.
+    let leg_is_due = draft.envelope.has_held() || draft.envelope.waits_for_sample();
+    if draft.envelope.sends_no_more() {
+        draft.withdraw_offers();
+        if !leg_is_due {
+            rest(draft);
+        }
+        return;
+    }
+    let to_send = start_calls(draft, false);
+    if leg_is_due {
+        return;
+    }
+    let waits = draft.envelope.has_fetched();
+    if !to_send && waits {
+        draft.park();
+    } else if !to_send && draft.envelope.client_calls().next().is_some() {
+        draft.suspend(SuspendReason::ClientToolResultsRequired);
+    } else {
+        draft.status(Status::Queued);
+    }
+}
+
+/// Starts what may be started, in call order; whether there is a call left that only a driver can send, and may.
+fn start_calls(draft: &mut Draft<'_>, drives: bool) -> bool {
+    let mut free = draft.envelope.max_parallel().saturating_sub(draft.envelope.executing());
+    // A call that finds no room stays `pending`: certainly not sent, whatever happens to the node meanwhile.
+    let mut room = draft.envelope.room;
+    let mut to_send = false;
+    let sendable = draft.envelope.calls.iter().filter(|call| call.is_sendable());
+    let sendable: Vec<(CallKey, Option<Backend>)> = sendable.map(|call| (call.key, call.backend())).collect();
+    for (key, backend) in sendable {
+        match backend {
+            Some(Backend::Client) => draft.request(key),
+            Some(Backend::Worker) if free > 0 => draft.offer(key),
+            Some(Backend::Mcp) if free > 0 && !drives => to_send = true,
+            Some(Backend::Mcp) if free > 0 && room > 0 => {
+                draft.send(key);
+                room = room.saturating_sub(1);
+            }
+            Some(Backend::Mcp | Backend::Worker) | None => continue,
+        }
+        free = free.saturating_sub(usize::from(backend != Some(Backend::Client)));
+    }
+    to_send
+}
+
+/// Nothing is out on behalf of a driver, and people must decide, or a rule fails the run. What workers have finishes first.
 fn rest(draft: &mut Draft<'_>) {
+    if draft.envelope.has_with_worker() {
+        draft.park();
+        return;
+    }
+    if trouble::fails(draft) {
+        return;
+    }
     let envelope = &*draft.envelope;
     let calls: Vec<_> =
         envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
     if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
     }
-    if let Some(reason) = draft.envelope.awaits() {
+    if let Some(reason) = draft.envelope.waits_because() {
         draft.suspend(reason);
     }
 }

@@ -8,7 +8,7 @@ use super::draft::Draft;
 use super::{approvals, proceed, require_asking, settle};
 use crate::run::approval::{Requirement, Subject};
 use crate::run::binding::{Warning, WarningKind};
-use crate::run::call::{Call, Stage};
+use crate::run::call::{Call, Handing, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
@@ -171,6 +171,7 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 turned_away: 0,
                 asked: None,
                 task: None,
+                handing: Handing::default(),
                 stage,
                 judged: *judged,
                 decided_by: None,

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::{Action, Found, Policy, Trigger};
 use crate::run::approval::Requirement;
+use crate::run::outcome::Cause;
 
 /// What the rules decided about a call, for whoever wants to know later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -88,6 +89,16 @@ impl Judged {
     /// What the rules say to do about something that goes wrong with the call; `None`: what is done without any rule.
     pub fn on_trouble(&self, trigger: Trigger) -> Option<&Trouble> {
         self.troubles.get(&trigger)
+    }
+
+    /// What the rules say to do about an attempt whose outcome nobody knows, and when they were asked: of a worker that fell
+    /// silent the rules about that speak first.
+    pub fn on_lost(&self, cause: Cause) -> Option<(Trigger, &Trouble)> {
+        let triggers: &[Trigger] = match cause {
+            Cause::LeaseExpired => &[Trigger::LeaseExpired, Trigger::Indeterminate],
+            Cause::Crash | Cause::LostResponse | Cause::TimeOut | Cause::Cancelled => &[Trigger::Indeterminate],
+        };
+        triggers.iter().find_map(|trigger| Some((*trigger, self.on_trouble(*trigger)?)))
     }
 }
 

@@ -37,7 +37,7 @@ fn wrong_fields() -> Vec<(&'static str, Value, &'static str)> {
             json!([{ "role": "user", "content": [{ "type": "text", "text": "x", "extra": 1 }] }]),
             "/input/0/content/0/extra",
         ),
-        ("tools", json!([{}]), "/tools"),
+        ("tools", json!([{ "name": "a", "executor": { "type": "robot" } }]), "/tools/0/executor"),
         ("policies", json!([{ "name": "a" }]), "/policies/0/action"),
         ("output_schema", json!({ "type": "nonsense" }), "/output_schema"),
         ("continue_from", json!("x"), "/continue_from"),

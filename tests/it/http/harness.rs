@@ -160,6 +160,8 @@ impl Server {
             actor: Actor::parse(actor).unwrap(),
             scope: scope.to_owned(),
             ttl_s,
+            workload_identity: None,
+            image_digest: None,
         };
         mint(&self.auth, &grant, SystemClock.now()).unwrap()
     }

@@ -4,6 +4,7 @@ mod approvals;
 mod asks;
 mod catalogs;
 mod ends;
+mod fetched;
 mod matrix;
 mod properties;
 mod reconcile;
