@@ -3,7 +3,7 @@
 
     COUNTERSIGN_URL=http://127.0.0.1:8080 COUNTERSIGN_TOKEN=… python3 worker.py payments.process 1.0.0
 """
-import json, os, sys, threading, urllib.error, urllib.request
+import json, os, sys, threading, time, urllib.error, urllib.request
 
 URL, TOKEN = os.environ["COUNTERSIGN_URL"], os.environ["COUNTERSIGN_TOKEN"]
 NAME = os.environ.get("WORKER_ID", f"py-{os.getpid()}")
@@ -12,8 +12,14 @@ NAME = os.environ.get("WORKER_ID", f"py-{os.getpid()}")
 def post(path, body):
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
     request = urllib.request.Request(URL + path, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=90) as answer:
-        return json.load(answer)
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=90) as answer:
+                return json.load(answer)
+        except OSError as fault:  # a server that restarts; each of these requests may be repeated
+            if isinstance(fault, urllib.error.HTTPError) and fault.code < 500:
+                raise
+            time.sleep(1)
 
 
 def handle(call):

@@ -9,9 +9,13 @@ const name = WORKER_ID ?? `ts-${process.pid}`;
 
 const post = async (path, body) => {
   const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
-  const answer = await fetch(url + path, { method: "POST", headers, body: JSON.stringify(body) });
-  if (!answer.ok) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
-  return answer.json();
+  for (;;) {
+    const answer = await fetch(url + path, { method: "POST", headers, body: JSON.stringify(body) }).catch(() => null);
+    if (answer?.ok) return answer.json();
+    if (answer && answer.status < 500) throw new Error(`${path}: ${answer.status} ${await answer.text()}`);
+    // A server that restarts; each of these requests may be repeated.
+    await new Promise((later) => setTimeout(later, 1000));
+  }
 };
 
 /** The work itself. `call.idempotency_key` is the same for every attempt of one call. */
