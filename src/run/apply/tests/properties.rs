@@ -9,14 +9,17 @@ use super::world::*;
 use crate::run::apply;
 use crate::run::approval::{ApprovalStatus, Subject, Verdict};
 use crate::run::ask::Ask;
-use crate::run::call::{Call, Stage};
-use crate::run::commit::Commit;
+use crate::run::call::{Backend, Call, Lease, Stage};
+use crate::run::commit::{Commit, Next};
 use crate::run::envelope::Envelope;
 use crate::run::fact::{Fact, Resolution, Ruling, SampleEnd};
+use crate::run::fetched::FetchedWhat;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::{Content, Role};
+use crate::run::outcome::Answer;
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
+use crate::run::untaken::Untaken;
 use crate::run::{Step, next};
 
 /// What the world does at one step: a number picks among what is possible there.
@@ -46,6 +49,8 @@ struct World {
     turns_paid: u32,
     events: i64,
     results: u32,
+    /// Who goes on, as it was stored last.
+    next: Next,
     /// Calls that people were asked about, and those that they approved.
     gated: HashSet<(u32, CallId)>,
     approved: HashSet<(u32, CallId)>,
@@ -55,7 +60,8 @@ impl World {
     fn new() -> Self {
         let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
         let_ask(&mut run, small());
-        need_approval(&mut run, &["put"]);
+        run.binding = run.binding.with_local(local_tools()).0;
+        need_approval(&mut run, &["put", "pick"]);
         run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
             stored: run.clone(),
@@ -65,6 +71,7 @@ impl World {
             turns_paid: 0,
             events: 0,
             results: 0,
+            next: commit.next,
             gated: HashSet::new(),
             approved: HashSet::new(),
         };
@@ -86,15 +93,20 @@ impl World {
 
     /// Decide, keep, send; the process may die before the commit is stored, after it, or after the send.
     fn step(&mut self, fact: Fact, dies: u8) {
+        self.is_admitted(fact, dies);
+    }
+
+    /// The same; `false`: the run does not admit the fact.
+    fn is_admitted(&mut self, fact: Fact, dies: u8) -> bool {
         let mut decided = self.memory.clone();
         let asked = matches!(fact, Fact::TurnEnded { .. });
         let Ok(commit) = apply(&mut decided, fact, NOW) else {
             assert_eq!(decided, self.memory, "a refused fact changed the run");
-            return;
+            return false;
         };
         if dies < 12 {
             self.memory = reloaded(&self.stored);
-            return;
+            return true;
         }
         self.check_commit(&commit);
         for approval in &commit.approvals {
@@ -109,9 +121,10 @@ impl World {
         assert_eq!(decided.head.state.turns, self.turns_paid, "a committed turn is never paid for again");
         self.stored = decided.clone();
         self.memory = decided;
+        self.next = commit.next;
         if dies < 24 {
             self.memory = reloaded(&self.stored);
-            return;
+            return true;
         }
         assert!(commit.sends.len() <= self.memory.room, "no call leaves without room");
         assert!(self.memory.executing() <= 2, "the run's own limit holds");
@@ -122,6 +135,7 @@ impl World {
         if dies < 36 {
             self.memory = reloaded(&self.stored);
         }
+        true
     }
 
     fn happens(&mut self, key: CallKey) {
@@ -159,7 +173,12 @@ impl World {
         let (pick, dies) = (usize::from(chance.pick), chance.dies);
         self.memory.room = chance.room;
         self.memory.announced |= chance.announced;
+        if pick % 5 == 2 && self.with_others(pick / 5, dies) {
+            return;
+        }
         match next(&self.memory) {
+            // Nobody takes a run that waits for others only.
+            Step::BeginLeg if self.next == Next::Rest => assert!(self.with_others(pick, dies), "nothing is awaited"),
             Step::BeginLeg => self.step(Fact::LegBegan, dies),
             Step::CheckCatalog if pick % 7 == 0 => {
                 self.step(Fact::CatalogUnreadable { message: "refused".to_owned() }, dies);
@@ -173,7 +192,10 @@ impl World {
             }
             Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
-            Step::AwaitCalls if self.executing().is_empty() => self.sample(pick, dies),
+            Step::AwaitCalls if self.executing().is_empty() && self.waits_for_sample() => self.sample(pick, dies),
+            Step::AwaitCalls if self.executing().is_empty() => {
+                assert!(self.with_others(pick, dies), "nothing is awaited")
+            }
             Step::AwaitCalls if pick % 11 == 3 => self.ask(pick, dies),
             Step::AwaitCalls if pick % 13 == 4 => self.answer(pick, dies),
             Step::AwaitRoom => {
@@ -194,9 +216,9 @@ impl World {
             Step::Rest if self.memory.head.status.is_terminal() => {}
             Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::Rest if pick % 3 != 2 && !self.memory.head.state.approvals.open.is_empty() => self.vote(pick, dies),
-            Step::Rest if self.memory.undecided().next().is_none() && self.memory.waits_for_person() => {
-                self.answer(pick, dies);
-            }
+            Step::Rest if self.memory.undecided().next().is_some() => self.decide(pick, dies),
+            Step::Rest if self.memory.waits_for_person() => self.answer(pick, dies),
+            Step::Rest if self.with_others(pick, dies) => {}
             Step::Rest => self.decide(pick, dies),
         }
     }
@@ -220,9 +242,51 @@ impl World {
             1 => ended(&self.memory, turn("", &[("x", "charge")])),
             2 => ended(&self.memory, turn("", &[("x", "charge"), ("x", "look"), ("", "put"), ("y", "nope")])),
             3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
+            4 if pick % 4 == 0 => {
+                ended(&self.memory, turn("", &[("w", "work"), ("x", "charge"), ("r", "read"), ("p", "pick")]))
+            }
+            4 if pick % 4 == 2 => ended(&self.memory, turn("", &[("w", "work"), ("v", "work")])),
             4 => Fact::ModelFailed { error: crate::run::result::RunError::new("model-error", "busy"), retry: true },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
+    }
+
+    /// Something becomes of a call that others carry out. `false`: of none, as things are.
+    fn with_others(&mut self, pick: usize, dies: u8) -> bool {
+        let open: Vec<Call> = self.memory.calls.iter().filter(|call| is_with_others(call)).cloned().collect();
+        let Some(call) = open.get(pick % open.len().max(1)) else { return false };
+        let (key, before) = (call.key, self.stored.head.revision);
+        if call.is_with_client() {
+            return self.is_admitted(given_to(key), dies);
+        }
+        let Some(Lease { id: lease, .. }) = call.handing.lease.clone() else {
+            if pick % 9 == 8 {
+                return self.is_admitted(fetched(key, FetchedWhat::NotTaken { trouble: Untaken::NoHandler }), dies);
+            }
+            let lease = Lease { id: before.to_string(), worker: "w1".to_owned() };
+            let admitted = self.is_admitted(fetched(key, FetchedWhat::Claimed { lease }), dies);
+            // A node that died did not answer: the worker never heard of the call.
+            if self.stored.head.revision > before && dies >= 24 {
+                self.happens(key);
+            }
+            return admitted;
+        };
+        let what = match pick % 7 {
+            1 => FetchedWhat::Lapsed { lease },
+            // Only a worker that certainly did nothing gives a call back, as one does that never heard of it.
+            2 if !self.effects.contains_key(&key) => FetchedWhat::PutBack { lease },
+            _ => FetchedWhat::Answered { lease, answer: Answer::Done { output: json!("ok") } },
+        };
+        self.is_admitted(fetched(key, what), dies)
+    }
+
+    fn waits_for_sample(&self) -> bool {
+        let asks = &self.memory.head.state.asks;
+        !asks.reserved.is_empty()
+            || self.memory.calls.iter().any(|call| {
+                matches!(call.stage, Stage::Waiting { .. })
+                    && call.asked.as_ref().is_some_and(|asked| asked.samples().next().is_some())
+            })
     }
 
     /// A server asks: while its call is out, or in place of an answer.
@@ -342,9 +406,13 @@ impl World {
     }
 
     fn executing(&self) -> Vec<CallKey> {
-        let out = |call: &&Call| matches!(call.stage, Stage::Executing { .. });
+        let out = |call: &&Call| matches!(call.stage, Stage::Executing { .. }) && call.backend() == Some(Backend::Mcp);
         self.memory.calls.iter().filter(out).map(|call| call.key).collect()
     }
+}
+
+fn is_with_others(call: &Call) -> bool {
+    call.is_offered() || call.is_with_worker() || call.is_with_client()
 }
 
 fn is_harmless(call: &Call) -> bool {
@@ -355,7 +423,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn b020_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances()) {
+    fn b020_b220_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances()) {
         let mut world = World::new();
         for chance in &chances {
             world.turn(chance);

@@ -250,41 +250,53 @@ pub(super) fn made(number: u32) -> Fact {
     Fact::SampleEnded { sample: number, end: SampleEnd::Made { sample, usage } }
 }
 
-fn fetched(position: u32, what: FetchedWhat) -> Fact {
-    Fact::Fetched(Box::new(Fetched { key: key(1, position), what }))
+pub(super) fn fetched(key: CallKey, what: FetchedWhat) -> Fact {
+    Fact::Fetched(Box::new(Fetched { key, what }))
 }
 
 /// A worker takes a call.
 pub(super) fn claimed(position: u32, lease: &str) -> Fact {
-    fetched(position, FetchedWhat::Claimed { lease: Lease { id: lease.to_owned(), worker: "w1".to_owned() } })
+    fetched(key(1, position), FetchedWhat::Claimed { lease: Lease { id: lease.to_owned(), worker: "w1".to_owned() } })
 }
 
 pub(super) fn worked(position: u32, lease: &str) -> Fact {
     let answer = Answer::Done { output: json!({"charged": 5}) };
-    fetched(position, FetchedWhat::Answered { lease: lease.to_owned(), answer })
+    fetched(key(1, position), FetchedWhat::Answered { lease: lease.to_owned(), answer })
 }
 
 pub(super) fn lapsed(position: u32, lease: &str) -> Fact {
-    fetched(position, FetchedWhat::Lapsed { lease: lease.to_owned() })
+    fetched(key(1, position), FetchedWhat::Lapsed { lease: lease.to_owned() })
 }
 
 pub(super) fn put_back(position: u32, lease: &str) -> Fact {
-    fetched(position, FetchedWhat::PutBack { lease: lease.to_owned() })
+    fetched(key(1, position), FetchedWhat::PutBack { lease: lease.to_owned() })
 }
 
 pub(super) fn not_taken(position: u32) -> Fact {
-    fetched(position, FetchedWhat::NotTaken { trouble: Untaken::NoHandler })
+    fetched(key(1, position), FetchedWhat::NotTaken { trouble: Untaken::NoHandler })
 }
 
 /// The run's client carried out a call.
 pub(super) fn given(position: u32) -> Fact {
-    let results = vec![(key(1, position), Answer::Done { output: json!("ok") })];
+    given_to(key(1, position))
+}
+
+pub(super) fn given_to(key: CallKey) -> Fact {
+    let results = vec![(key, Answer::Done { output: json!("ok") })];
     Fact::ClientAnswered(Box::new(ClientResults { actor: Actor::parse("bob").unwrap(), results }))
 }
 
 /// A run of tools that are declared with it: `work` may not be repeated, `read` only reads, `pick` is the client's.
 pub(super) fn local_run(entries: bool) -> Envelope {
     let (mut run, _) = new_run(json!({}), true);
+    if !entries {
+        run.binding = merge(vec![], &[]).0;
+    }
+    run.binding = run.binding.with_local(local_tools()).0;
+    run
+}
+
+pub(super) fn local_tools() -> Vec<BoundTool> {
     let tool = |name: &str, backend: Backend, class: SideEffectClass| BoundTool {
         needs_approval: false,
         name: name.to_owned(),
@@ -297,15 +309,10 @@ pub(super) fn local_run(entries: bool) -> Envelope {
         replay: false,
         offer: Offer::default(),
     };
-    if !entries {
-        run.binding = merge(vec![], &[]).0;
-    }
     let write = SideEffectClass::NonIdempotentWrite;
-    let tools = vec![
+    vec![
         tool("work", Backend::Worker, write),
         tool("read", Backend::Worker, SideEffectClass::ReadOnly),
         tool("pick", Backend::Client, write),
-    ];
-    run.binding = run.binding.with_local(tools).0;
-    run
+    ]
 }
