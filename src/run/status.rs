@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub enum SuspendReason {
     /// A call may or may not have had its effect.
     ToolReconciliationRequired,
+    /// A limit is reached, and people may raise it.
+    LimitEscalated,
     /// A call waits for votes.
     ApprovalRequired,
     /// A server asked for input that only a person can give.
@@ -86,6 +88,7 @@ macro_rules! codes {
 
 codes!(SuspendReason {
     ToolReconciliationRequired => "tool-reconciliation-required",
+    LimitEscalated => "limit-escalated",
     ApprovalRequired => "approval-required",
     InputRequired => "input-required",
     McpCatalogChanged => "mcp-catalog-changed",

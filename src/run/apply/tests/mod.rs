@@ -4,6 +4,7 @@ mod approvals;
 mod asks;
 mod catalogs;
 mod ends;
+mod limits;
 mod matrix;
 mod properties;
 mod reconcile;
