@@ -358,8 +358,6 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
     let is_money = max_cost_usd.is_none_or(|amount| amount.is_some_and(|amount| amount > Usd::ZERO));
     let detail = "must be more than 0, at most 18000000, with at most 12 digits behind the point";
     faults.require(is_money, "/limits/max_cost_usd", detail);
-    let on_limit = request.on_limit.as_deref().unwrap_or("stop");
-    faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
     let limits = Limits {
         max_turns: request.max_turns.unwrap_or(base.max_turns),
         max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
@@ -367,6 +365,7 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
         max_cost_usd: max_cost_usd.flatten().or(base.max_cost_usd),
         max_duration_s: request.max_duration_s.or(base.max_duration_s),
         max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
+        on_limit: request.on_limit.unwrap_or(base.on_limit),
     };
     faults.require(limits.max_turns > 0, "/limits/max_turns", "must be at least 1");
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);

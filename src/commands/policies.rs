@@ -57,6 +57,8 @@ impl Commands {
             for (member, detail) in policy.contradictions() {
                 faults.add(at(member), detail);
             }
+            let of_run = policy.trigger != Trigger::LimitReached || matches!(home, Home::Run(..));
+            faults.require(of_run, &at("trigger"), "limits are a run's: the rule cannot stand with a server");
             if let Err(detail) = home.has(policy) {
                 faults.add(at("scope"), detail);
             }

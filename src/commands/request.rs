@@ -13,6 +13,7 @@ use super::tool_request::{ClientResult, ToolRequest};
 use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
 use crate::run::asking::{Elicitation, Sampling};
+use crate::run::limits::OnLimit;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
 
@@ -266,8 +267,9 @@ pub struct LimitsRequest {
     /// Calls of one turn that are out at once (5).
     #[schema(minimum = 1, maximum = 100)]
     pub max_parallel_tool_calls: Option<u32>,
-    /// `stop`; `escalate` is not in this version.
-    pub on_limit: Option<String>,
+    /// What follows when one of the others is reached: the run stops (`stop`), or waits for people who may raise it
+    /// (`escalate`).
+    pub on_limit: Option<OnLimit>,
 }
 
 /// A resume of a run.

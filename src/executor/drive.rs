@@ -114,6 +114,7 @@ async fn drive_to_rest(
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
             Step::RefreshCatalog => drive.refresh_catalog().await?,
+            Step::JudgeLimit => drive.judge_limit().await?,
             Step::AskModel => {
                 drive.until_certain().await?;
                 drive.ask_model().await?;
@@ -250,6 +251,7 @@ impl<'a> Drive<'a> {
             Step::BeginLeg
             | Step::CheckCatalog
             | Step::RefreshCatalog
+            | Step::JudgeLimit
             | Step::AskModel
             | Step::AwaitCalls
             | Step::AwaitRoom

@@ -95,7 +95,10 @@ fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Li
             [all].into_iter().chain(reconcile_each(run, undecided, true)).chain([cancel(run)]).collect()
         }
         Status::Suspended(
-            SuspendReason::ApprovalRequired | SuspendReason::ClientToolResultsRequired | SuspendReason::InputRequired,
+            SuspendReason::LimitEscalated
+            | SuspendReason::ApprovalRequired
+            | SuspendReason::ClientToolResultsRequired
+            | SuspendReason::InputRequired,
         ) => vec![cancel(run)],
         Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
         Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],

@@ -11,6 +11,7 @@ use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::money::{Price, Usd};
 use super::pace::Pace;
+use super::reached::Reached;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::{Status, SuspendReason};
@@ -107,6 +108,9 @@ pub struct HeadState {
     /// What waits for votes.
     #[serde(default, skip_serializing_if = "Approvals::is_empty")]
     pub approvals: Approvals,
+    /// A limit that is reached, until the rules for limits were asked about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Reached>,
     /// Whether the model was asked to mend its final answer: that is done once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repaired: bool,
@@ -116,7 +120,7 @@ pub struct HeadState {
     /// How often in a row the catalogs could not be read again.
     #[serde(default)]
     pub catalog_failures: u32,
-    /// What a resume tightened the run's limits to.
+    /// What a resume tightened the run's limits to, or an approval raised them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
     /// Milliseconds of work in earlier legs.
@@ -146,7 +150,7 @@ impl HeadState {
 }
 
 impl Head {
-    /// The limits that hold now: those that the run was created with, or what a resume tightened them to.
+    /// The limits that hold now: those that the run was created with, or what a resume or an approval made of them.
     pub fn limits<'a>(&'a self, spec: &'a RunSpec) -> &'a Limits {
         self.state.limits.as_ref().unwrap_or(&spec.limits)
     }
@@ -209,6 +213,7 @@ impl Envelope {
     /// Whether a call would leave now if there were room for it. Workers need none: they come when they have some.
     pub fn waits_for_room(&self) -> bool {
         self.leg == Leg::Working
+            && self.head.state.reached.is_none()
             && !self.sends_no_more()
             && self.executing() < self.max_parallel()
             && self.calls.iter().any(|call| call.is_sendable() && call.backend() == Some(Backend::Mcp))
@@ -251,6 +256,8 @@ impl Envelope {
         let proposed = || self.calls.iter().any(|call| matches!(call.stage, Stage::Proposed));
         if self.undecided().any(|call| !self.is_voted_on(call)) {
             Some(SuspendReason::ToolReconciliationRequired)
+        } else if self.head.state.approvals.is_about_limit() {
+            Some(SuspendReason::LimitEscalated)
         } else if proposed() || self.head.state.approvals.hold_run() {
             Some(SuspendReason::ApprovalRequired)
         } else {

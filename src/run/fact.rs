@@ -13,7 +13,7 @@ use super::fetched::{ClientResults, Fetched};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
 use super::outcome::{Answer, Outcome, ToolError};
-use super::policy::Judged;
+use super::policy::{Judged, Trouble};
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
 use super::time::Timestamp;
@@ -97,6 +97,11 @@ pub enum Fact {
         cast: Box<CastVote>,
         /// What the gate says of changed arguments, where the vote brings some.
         ruling: Option<Box<Ruling>>,
+    },
+    /// The rules for limits were asked about one that is reached.
+    LimitJudged {
+        /// What they say; `None`: none of them holds.
+        said: Option<Trouble>,
     },
     /// Nobody decided an approval in time.
     ApprovalExpired {

@@ -50,6 +50,7 @@ pub mod offer;
 pub mod outcome;
 pub mod pace;
 pub mod policy;
+pub mod reached;
 pub mod refusal;
 pub mod result;
 pub mod sampling;

@@ -103,6 +103,11 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The call never reaches the boundary.
+    pub(super) fn reject_call(&mut self, key: CallKey, rule: &str, reason: &str) {
+        self.move_call(key, Stage::Rejected { rule: rule.to_owned(), reason: reason.to_owned() });
+    }
+
     /// Commits the receipt as `executing`: from then on the request may leave.
     pub(super) fn send(&mut self, key: CallKey) {
         self.start(key);
@@ -191,7 +196,8 @@ impl<'a> Draft<'a> {
 
     /// Ends the run; `result` is its last event.
     pub(super) fn finish(&mut self, status: Status) {
-        self.cancel_approvals_of(|_| true);
+        self.cancel_approvals();
+        self.envelope.head.state.reached = None;
         self.envelope.head.status = status;
         self.envelope.head.finished_at = Some(self.now);
         self.leave();

@@ -10,6 +10,7 @@ mod draft;
 mod fetched;
 mod inputs;
 mod leg;
+mod limits;
 mod proceed;
 mod reconcile;
 mod refresh;
@@ -55,6 +56,7 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
         Fact::Voted { cast, ruling } => approvals::voted(envelope, *cast, ruling.map(|ruling| *ruling), now),
+        Fact::LimitJudged { said } => limits::judged(envelope, said, now),
         Fact::ApprovalExpired { approval } => approvals::expired(envelope, approval, now),
         Fact::InputAsked { key, ask, expires_at } => inputs::asked(envelope, key, ask, expires_at, now),
         Fact::InputAnswered(answer) => inputs::answered(envelope, *answer, now),
@@ -74,6 +76,7 @@ fn require_asking(envelope: &Envelope) -> Result<(), Refusal> {
         Step::BeginLeg
         | Step::CheckCatalog
         | Step::RefreshCatalog
+        | Step::JudgeLimit
         | Step::AwaitCalls
         | Step::AwaitRoom
         | Step::Cancel

@@ -1,7 +1,7 @@
 //! Brings a working run as far as it goes by rules alone.
 
 use super::draft::Draft;
-use super::trouble;
+use super::{limits, trouble};
 use crate::run::call::Backend;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, undecided_call};
@@ -9,14 +9,16 @@ use crate::run::event::EventBody;
 use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
-use crate::run::money::Usd;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
 use crate::run::status::{Status, StopReason, SuspendReason};
 use crate::run::time::Timestamp;
 
-/// What follows from the calls stages: send more, wait, suspend, or ask the model again.
+/// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
+    if draft.envelope.head.state.reached.is_some() {
+        return;
+    }
     let samples = draft.envelope.waits_for_sample();
     if draft.envelope.sends_no_more() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
@@ -132,9 +134,13 @@ fn give_results(draft: &mut Draft<'_>) {
 
 /// The next turn begins, unless a limit stands before it.
 pub(super) fn ask_again(draft: &mut Draft<'_>) {
-    if let Some(reason) = limit_before_turn(draft) {
+    if draft.envelope.head.state.pace.runs_away() {
         draft.envelope.head.state.output = last_text(draft.envelope);
-        draft.finish(Status::Stopped(reason));
+        draft.finish(Status::Stopped(StopReason::RunawayToolErrors));
+        return;
+    }
+    if let Some(limit) = limits::before_turn(draft.envelope, draft.now) {
+        limits::reach(draft, limit, Vec::new());
         return;
     }
     // What could not be read is read before each step until it can be.
@@ -153,32 +159,6 @@ pub(super) fn tell_turn(draft: &mut Draft<'_>) {
     let turn = draft.envelope.head.state.turns.saturating_add(1);
     let model = draft.envelope.spec.model.name.clone();
     draft.event(EventBody::TurnStarted { turn, model });
-}
-
-fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
-    let limits = draft.envelope.limits();
-    let state = &draft.envelope.head.state;
-    // The next turn's part of the budget is what is left. It is taken only if the turn does not need more than that for
-    // what it reads alone, which is known from the turn before it.
-    let least = state.pace.last_input_tokens;
-    let spent_tokens = draft.envelope.tokens_left().is_some_and(|left| left == 0 || left < least);
-    let spent_cost = draft.envelope.cost_left().is_some_and(|left| {
-        let price = draft.envelope.price();
-        price.is_none_or(|price| left < price.least(least) || (left == Usd::ZERO && !price.is_free()))
-    });
-    if state.pace.runs_away() {
-        Some(StopReason::RunawayToolErrors)
-    } else if state.turns >= limits.max_turns {
-        Some(StopReason::MaxTurns)
-    } else if spent_tokens {
-        Some(StopReason::BudgetTokens)
-    } else if spent_cost {
-        Some(StopReason::BudgetUsd)
-    } else if draft.envelope.is_late(draft.now) {
-        Some(StopReason::Deadline)
-    } else {
-        None
-    }
 }
 
 /// What the model said last: kept as the output of a run that a rule ended.

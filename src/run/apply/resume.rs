@@ -31,7 +31,7 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     let authorized = authorized(envelope, &resume.retry);
     fetched::refuse_results(envelope, &resume.results)?;
     for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
-        approvals::check(envelope, vote, ruling.as_ref())?;
+        approvals::check(envelope, vote, ruling.as_ref(), now)?;
         if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
             return Err(Refusal::AlreadyVoted);
         }

@@ -144,7 +144,7 @@ pub fn judge_limit(rules: &[(&Policy, Found)]) -> Option<Trouble> {
         Found::Failed(why) => Some(Trouble::Fail { rule: policy.name.clone(), reason: Some(unevaluated(policy, why)) }),
         Found::Yes | Found::No => None,
     });
-    broken.or_else(|| trouble(&rules, "the run"))
+    broken.or_else(|| trouble(&rules, "the run goes on"))
 }
 
 fn holds<'a>(rules: &[&'a (&'a Policy, Found)], action: Action) -> Vec<&'a Policy> {

@@ -74,7 +74,7 @@ fn wrong_models_and_limits() -> Vec<(&'static str, Value, &'static str)> {
         ("limits", json!({ "max_cost_usd": 1 }), "/limits/max_cost_usd"),
         ("limits", json!({ "max_parallel_tool_calls": 101 }), "/limits/max_parallel_tool_calls"),
         ("limits", json!({ "max_turn": 1 }), "/limits/max_turn"),
-        ("limits", json!({ "on_limit": "escalate" }), "/limits/on_limit"),
+        ("limits", json!({ "on_limit": "ask" }), "/limits/on_limit"),
     ]
 }
 

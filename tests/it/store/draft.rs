@@ -55,6 +55,7 @@ impl Draft {
             tool_calls: 0,
             usage: Usage::default(),
             progressed: false,
+            reached: None,
             repaired: false,
             model_failures: 0,
             asks: Asks::default(),

@@ -52,6 +52,12 @@ fn states() -> Vec<(&'static str, Envelope)> {
     need_approval(&mut gated, &["charge"]);
     let gated = after(gated.clone(), vec![ended(&gated, turn("", &[("call_1", "charge")]))]);
     let approved = after(gated.clone(), vec![vote_on(&gated, 0, "bob", Verdict::Approve, None)]);
+    let (mut limited, _) = new_run(json!({"max_tool_calls": 0, "on_limit": "escalate"}), true);
+    let escalated = after(limited.clone(), vec![ended(&limited, turn("", &[("call_1", "charge")]))]);
+    let raised = after(escalated.clone(), vec![vote_on(&escalated, 0, "bob", Verdict::Approve, None)]);
+    let rule = json!({"name": "limit", "trigger": "limit:reached", "action": "require_approval"});
+    limited.spec.policies = vec![serde_json::from_value(rule).unwrap()];
+    let reached = after(limited.clone(), vec![ended(&limited, turn("", &[("call_1", "charge")]))]);
     vec![
         ("on offer", offered),
         ("with a worker", with_worker),
@@ -79,6 +85,9 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("input given", reloaded(&answered)),
         ("approval asked", gated),
         ("approved", reloaded(&approved)),
+        ("limit reached", reached),
+        ("limit escalated", escalated),
+        ("limit raised", reloaded(&raised)),
         ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
         ("cancelled", after(calling, vec![Fact::Cancelled])),
     ]
@@ -131,6 +140,7 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("voted, approve", vote(Verdict::Approve)),
         ("voted, deny", vote(Verdict::Deny)),
         ("approval expired", Fact::ApprovalExpired { approval: open }),
+        ("limit judged", Fact::LimitJudged { said: None }),
         ("cancelled", Fact::Cancelled),
     ]
 }

@@ -5,6 +5,7 @@ mod asks;
 mod catalogs;
 mod ends;
 mod fetched;
+mod limits;
 mod matrix;
 mod properties;
 mod reconcile;

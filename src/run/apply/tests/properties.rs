@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
-use crate::run::approval::{ApprovalStatus, Subject, Verdict};
+use crate::run::approval::{ApprovalRule, ApprovalStatus, Requirement, Subject, Verdict};
 use crate::run::ask::Ask;
 use crate::run::call::{Backend, Call, Lease, Stage};
 use crate::run::commit::{Commit, Next};
@@ -17,6 +17,7 @@ use crate::run::fetched::FetchedWhat;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::{Content, Role};
 use crate::run::outcome::Answer;
+use crate::run::policy::{Policy, Trouble};
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
 use crate::run::untaken::Untaken;
@@ -57,10 +58,12 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
-        let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+    fn new(is_ruled: bool) -> Self {
+        let limits = json!({"max_turns": 3, "max_tool_calls": 7, "max_parallel_tool_calls": 2, "on_limit": "escalate"});
+        let (mut run, commit) = new_run(limits, true);
         let_ask(&mut run, small());
         run.binding = run.binding.with_local(local_tools()).0;
+        run.spec.policies = if is_ruled { vec![limit_rule()] } else { vec![] };
         need_approval(&mut run, &["put", "pick"]);
         run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
@@ -185,6 +188,7 @@ impl World {
             }
             Step::CheckCatalog => self.step(same_catalog(&self.memory), dies),
             Step::RefreshCatalog => self.refresh(pick, dies),
+            Step::JudgeLimit => self.judge(pick, dies),
             Step::AskModel => {
                 self.check_history();
                 let fact = self.model_fact(pick);
@@ -234,6 +238,20 @@ impl World {
             _ => reread(bound),
         };
         self.step(fact, dies);
+    }
+
+    /// The rules for limits say that people are asked, that the run fails, or nothing.
+    fn judge(&mut self, pick: usize, dies: u8) {
+        assert!(self.executing().is_empty(), "nothing is out when a limit is reached");
+        let said = match pick % 9 {
+            0 => Some(Trouble::Fail { rule: "limit".to_owned(), reason: None }),
+            1..5 => None,
+            _ => {
+                let requirement = Box::new(Requirement::new(ApprovalRule::default(), "limit", "It is much."));
+                Some(Trouble::RequireApproval { requirement })
+            }
+        };
+        self.step(Fact::LimitJudged { said }, dies);
     }
 
     fn model_fact(&self, pick: usize) -> Fact {
@@ -327,6 +345,7 @@ impl World {
         let fact = match pick % 7 {
             0 => Fact::ApprovalExpired { approval: open.approval.id },
             1 => vote_on(&self.memory, at, "bob", Verdict::Deny, None),
+            2 if matches!(open.subject, Subject::Limit(_)) => return,
             2 => {
                 let target = self.memory.calls.iter().find(|call| call.key == open.call).unwrap().target.clone();
                 let changed =
@@ -364,9 +383,19 @@ impl World {
             };
             assert!(lives, "a question outlived its call: {open:?}");
         }
+        let limits = self.memory.limits();
+        assert!(self.memory.head.state.turns <= limits.max_turns, "no turn begins beyond its limit");
+        let rests = self.memory.head.state.tool_calls <= limits.max_tool_calls || self.executing().is_empty();
+        assert!(rests, "no call leaves beyond the limit");
         for call in &self.memory.calls {
             let mut open = self.memory.head.state.approvals.open.iter();
-            let asked = open.any(|open| open.call == call.key && open.subject == Subject::Call);
+            let asked = open.any(|open| match &open.subject {
+                Subject::Call => open.call == call.key,
+                Subject::Limit(reached) => reached.asks.iter().any(|(key, _)| *key == call.key),
+                Subject::Repeat | Subject::Sample { .. } => false,
+            });
+            let reached = self.memory.head.state.reached.as_ref();
+            let asked = asked || reached.is_some_and(|reached| reached.asks.iter().any(|(key, _)| *key == call.key));
             assert_eq!(asked, matches!(call.stage, Stage::Proposed), "what waits has its question: {call:?}");
         }
         let rests = next(&self.memory) == Step::Rest;
@@ -415,6 +444,12 @@ fn is_with_others(call: &Call) -> bool {
     call.is_offered() || call.is_with_worker() || call.is_with_client()
 }
 
+/// Whatever it says, `judge` says it in its place.
+fn limit_rule() -> Policy {
+    let rule = json!({"name": "limit", "trigger": "limit:reached", "action": "require_approval"});
+    serde_json::from_value(rule).unwrap()
+}
+
 fn is_harmless(call: &Call) -> bool {
     call.target.as_ref().is_some_and(|target| target.replay || target.class == SideEffectClass::ReadOnly)
 }
@@ -423,8 +458,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn b020_b220_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances()) {
-        let mut world = World::new();
+    fn b020_b220_b244_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances(), is_ruled in any::<bool>()) {
+        let mut world = World::new(is_ruled);
         for chance in &chances {
             world.turn(chance);
         }
