@@ -271,13 +271,12 @@ impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
         let is_json = is_json(request.headers());
         let bytes = read(request, api).await?;
         if bytes.is_empty() && T::MAY_BE_EMPTY {
-            return check(api, "{}").map(|value| Self { value, bytes });
+            return check(api, b"{}").await.map(|value| Self { value, bytes });
         }
         if !is_json {
             return Err(ApiError::UnsupportedMediaType);
         }
-        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
-        check(api, text).map(|value| Self { value, bytes: bytes.clone() })
+        check(api, &bytes).await.map(|value| Self { value, bytes: bytes.clone() })
     }
 }
 
@@ -293,15 +292,23 @@ impl FromRequest<Arc<Api>> for Manifested {
         if !is_json && !is_yaml {
             return Err(ApiError::UnsupportedMediaType);
         }
-        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
-        let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
-        let read = checked(api, given.clone())?;
-        Ok(Self(Manifest { given, read }))
+        let reading = || {
+            let text = utf8(&bytes)?;
+            let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
+            let read = checked(api, given.clone())?;
+            Ok(Self(Manifest { given, read }))
+        };
+        api.commands.dispatch.bulk().work(bytes.len(), reading).await
     }
 }
 
-fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
-    checked(api, parse_strict(text).map_err(ApiError::MalformedJson)?)
+async fn check<T: Body>(api: &Api, bytes: &[u8]) -> Result<T, ApiError> {
+    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?);
+    api.commands.dispatch.bulk().work(bytes.len(), reading).await
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, ApiError> {
+    std::str::from_utf8(bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))
 }
 
 fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {
