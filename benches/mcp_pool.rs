@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use axum::serve::ListenerExt as _;
 use countersign::app::App;
+use countersign::bulk::Held;
 use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun};
 use countersign::config::Config;
@@ -62,7 +63,7 @@ async fn serve(tasks: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<
 }
 
 fn pool() -> anyhow::Result<Arc<McpPool>> {
-    let settings = PoolSettings::bounded(1_000, 200);
+    let settings = PoolSettings::bounded(1_000, 200, 128 << 20);
     Ok(McpPool::new(egress()?.client(Duration::from_secs(10), None)?, settings))
 }
 
@@ -93,6 +94,7 @@ fn charge(number: usize) -> ToolRequest {
         may_leave: MayLeave::new(|| true),
         asks: None,
         continuation: None,
+        held: Held::default(),
     }
 }
 

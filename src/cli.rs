@@ -17,7 +17,7 @@ use crate::app::{App, Grants, Server};
 use crate::auth::{Grant, Scope, mint, parse_ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, Config};
-use crate::http::openapi;
+use crate::http::{ConnectionLimits, openapi};
 use crate::mcp::{demo, stand_guard};
 use crate::run::ids::{Actor, TenantId};
 use crate::secrets::rotate::rotate;
@@ -146,7 +146,10 @@ async fn start(config: &Config, migrate: bool) -> anyhow::Result<Server> {
         let counters = counters.clone();
         move || counters.run_upkeep()
     });
-    Server::start(config, app, listener, Arc::new(move || counters.render()), Grants::default())
+    let most = usize::try_from(config.max_connections).unwrap_or(usize::MAX);
+    let connection = ConnectionLimits { most, ..ConnectionLimits::default() };
+    let grants = Grants { connection, ..Grants::default() };
+    Server::start(config, app, listener, Arc::new(move || counters.render()), grants)
 }
 
 /// Brings the schema up to date.

@@ -2,6 +2,7 @@
 //!
 //! The modules in reading order; who may use whom is kept by `tests/it/architecture.rs`.
 
+pub mod bulk;
 pub mod failpoint;
 pub mod run;
 

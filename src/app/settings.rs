@@ -15,11 +15,11 @@ use crate::store::retention::Keep;
 
 /// How connections to MCP servers are kept.
 pub(super) fn pool_settings(config: &Config) -> PoolSettings {
-    let most = |connections: u32| usize::try_from(connections).unwrap_or(usize::MAX);
+    let most = |count: u32| usize::try_from(count).unwrap_or(usize::MAX);
     let connections = config.mcp_connections;
     PoolSettings {
         idle_close: Duration::from_secs(connections.idle_s.into()),
-        ..PoolSettings::bounded(most(connections.tenant), most(connections.server))
+        ..PoolSettings::bounded(most(connections.tenant), most(connections.server), most(config.results_in_flight))
     }
 }
 

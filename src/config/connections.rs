@@ -1,4 +1,5 @@
-//! How many connections to MCP servers one node may have open for one tenant, and for how long.
+//! How many connections one node may have open: of its callers, and for one tenant to MCP servers; and how many bytes of
+//! large results it takes in over them.
 
 use super::reader::Reader;
 use super::{Setting, plain};
@@ -20,6 +21,18 @@ pub(super) const MCP_IDLE_S: Setting = plain(
     "seconds after which a connection to an MCP server that nobody uses is closed",
 );
 
+pub(super) const RESULTS_IN_FLIGHT_BYTES: Setting = plain(
+    "COUNTERSIGN_RESULTS_IN_FLIGHT_BYTES",
+    Some("134217728"),
+    "bytes of large tool results that this node takes in at once",
+);
+
+pub(super) const MAX_CONNECTIONS: Setting =
+    plain("COUNTERSIGN_MAX_CONNECTIONS", Some("10000"), "connections of callers that this node has open at once");
+
+/// Fewest bytes in flight: two of the largest answers for each of two tenants.
+const LEAST_IN_FLIGHT: u32 = 64 * 1024 * 1024;
+
 /// Most seconds that an unused connection can be kept.
 const IDLE_MOST: u32 = 24 * 60 * 60;
 
@@ -35,6 +48,14 @@ pub struct McpConnections {
     pub server: u32,
     /// Seconds after which one that nobody uses is closed.
     pub idle_s: u32,
+}
+
+pub(super) fn results_in_flight(reader: &mut Reader<'_>) -> Option<u32> {
+    reader.number(&RESULTS_IN_FLIGHT_BYTES, LEAST_IN_FLIGHT, u32::MAX)
+}
+
+pub(super) fn max_connections(reader: &mut Reader<'_>) -> Option<u32> {
+    reader.number(&MAX_CONNECTIONS, 1, MOST)
 }
 
 pub(super) fn mcp_connections(reader: &mut Reader<'_>) -> Option<McpConnections> {

@@ -4,13 +4,16 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Config;
-use super::connections::{MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, McpConnections};
+use super::Setting;
+use super::connections::{MAX_CONNECTIONS, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, McpConnections};
 
 /// Files that are kept for the database, the log, the listener and the like.
 const KEPT: u64 = 256;
 /// One tenant's connections to MCP servers may take such a part of the others: one connection may be several sockets,
 /// there are callers too, and other tenants.
 const SHARE: u64 = 4;
+/// Callers may take such a part.
+const CALLERS: u64 = 2;
 
 /// Raises the limit as far as this process may, and says what holds then; `None`: there is no limit.
 pub fn raise_open_files() -> Option<u64> {
@@ -41,27 +44,32 @@ impl Config {
 
     /// Cuts what does not fit so many open files, and says of each setting so.
     pub fn fit_open_files(&mut self, files: Option<u64>) -> Vec<String> {
-        files.map_or_else(Vec::new, |files| self.mcp_connections.fit(files))
+        let Some(files) = files else { return Vec::new() };
+        let mut said = self.mcp_connections.fit(files);
+        said.extend(fit(&MAX_CONNECTIONS, &mut self.max_connections, CALLERS, files));
+        said
     }
 }
 
 impl McpConnections {
     pub(super) fn fit(&mut self, files: u64) -> Vec<String> {
-        let most = u32::try_from(files.saturating_sub(KEPT) / SHARE).unwrap_or(u32::MAX).max(1);
-        let mut said = Vec::new();
-        for (setting, value) in [(MCP_TENANT_CONNECTIONS, &mut self.tenant), (MCP_SERVER_CONNECTIONS, &mut self.server)]
-        {
-            if *value > most {
-                said.push(format!(
-                    "{}: {value} connections do not fit {files} open files, {most} hold; raise the limit of open files \
-                     (ulimit -n, LimitNOFILE) or set it lower",
-                    setting.name
-                ));
-                *value = most;
-            }
-        }
-        said
+        let both = [(MCP_TENANT_CONNECTIONS, &mut self.tenant), (MCP_SERVER_CONNECTIONS, &mut self.server)];
+        both.into_iter().filter_map(|(setting, value)| fit(&setting, value, SHARE, files)).collect()
     }
+}
+
+/// Cuts connections that do not fit their part of so many files, and says so.
+fn fit(setting: &Setting, value: &mut u32, part: u64, files: u64) -> Option<String> {
+    let most = u32::try_from(files.saturating_sub(KEPT).checked_div(part)?).unwrap_or(u32::MAX).max(1);
+    let said = (*value > most).then(|| {
+        format!(
+            "{}: {value} connections do not fit {files} open files, {most} hold; raise the limit of open files \
+             (ulimit -n, LimitNOFILE) or set it lower",
+            setting.name
+        )
+    });
+    *value = most.min(*value);
+    said
 }
 
 #[cfg(test)]

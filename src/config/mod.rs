@@ -34,7 +34,10 @@ use crate::run::money::Prices;
 use crate::secrets::KeyRing;
 use auth::auth;
 pub use connections::McpConnections;
-use connections::{MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, mcp_connections};
+use connections::{
+    MAX_CONNECTIONS, MCP_IDLE_S, MCP_SERVER_CONNECTIONS, MCP_TENANT_CONNECTIONS, RESULTS_IN_FLIGHT_BYTES,
+    max_connections, mcp_connections, results_in_flight,
+};
 pub use files::raise_open_files;
 pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
@@ -111,7 +114,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 35] = [
+pub const SETTINGS: [Setting; 37] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -131,6 +134,7 @@ pub const SETTINGS: [Setting; 35] = [
     MCP_TENANT_CONNECTIONS,
     MCP_SERVER_CONNECTIONS,
     MCP_IDLE_S,
+    RESULTS_IN_FLIGHT_BYTES,
     CATALOG_MAX_AGE_MS,
     WORKER_LEASE_S,
     WORKER_QUEUE_WAIT_S,
@@ -145,6 +149,7 @@ pub const SETTINGS: [Setting; 35] = [
     LOG,
     CORS_ORIGINS,
     MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
     LOG_FILTER,
     OTLP_ENDPOINT,
 ];
@@ -176,6 +181,8 @@ pub struct Config {
     pub tenant_max_calls: u32,
     /// Connections to MCP servers that this node may have open for one tenant.
     pub mcp_connections: McpConnections,
+    /// Bytes of large tool results that this node takes in at once.
+    pub results_in_flight: u32,
     /// MCP servers that are processes of this node.
     pub mcp_servers: Vec<DeclaredServer>,
     /// What models cost.
@@ -204,6 +211,8 @@ pub struct Config {
     pub cors_origins: Vec<String>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
+    /// Connections of callers that are open at once.
+    pub max_connections: u32,
     /// What the operator should know; names no secret.
     pub warnings: Vec<String>,
 }
@@ -300,7 +309,8 @@ impl Config {
         let max_running = reader.number(&MAX_RUNNING, 1, 1_000_000);
         let tenant_max_running = reader.number(&TENANT_MAX_RUNNING, 1, 1_000_000);
         let tenant_max_calls = reader.number(&TENANT_MAX_CALLS, 1, 1_000_000);
-        let mcp_connections = mcp_connections(reader);
+        let (mcp_connections, results_in_flight) = (mcp_connections(reader), results_in_flight(reader));
+        let max_connections = max_connections(reader);
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
         let workers = worker_limits(reader);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
@@ -330,6 +340,7 @@ impl Config {
             tenant_max_running: tenant_max_running?,
             tenant_max_calls: tenant_max_calls?,
             mcp_connections: mcp_connections?,
+            results_in_flight: results_in_flight?,
             mcp_servers: Vec::new(),
             prices: Prices::default(),
             stdio_guard: None,
@@ -344,6 +355,7 @@ impl Config {
             log_filter,
             cors_origins,
             max_body_bytes: usize::try_from(max_body_bytes?).ok()?,
+            max_connections: max_connections?,
             warnings,
         })
     }

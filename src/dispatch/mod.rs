@@ -28,6 +28,7 @@ pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
+use crate::bulk::{Bulk, Held};
 use crate::mcp::{AskDoor, Continuation, McpPool, TaskRequest, ToolRequest};
 use crate::net::Egress;
 use crate::oauth::Tokens;
@@ -68,6 +69,8 @@ pub struct Out {
     pub cancel: CancellationToken,
     /// Hears how far it has come.
     pub progress: ProgressSink,
+    /// Keeps the bytes of a large answer.
+    pub held: Held,
 }
 
 /// How a task is waited for.
@@ -78,6 +81,8 @@ pub struct Wait {
     pub waited: Duration,
     /// Whether the server named the task just now, and wants to be left alone at first.
     pub is_new: bool,
+    /// Keeps the bytes of a large answer.
+    pub held: Held,
 }
 
 /// Reaches servers for runs.
@@ -114,6 +119,11 @@ impl Dispatch {
     /// The gate of one leg.
     pub fn gate(&self, tenant: &TenantId) -> Gate {
         Gate::new(self.pool.schemas(), tenant.clone())
+    }
+
+    /// What of large answers is in hand.
+    pub fn bulk(&self) -> &Bulk {
+        self.pool.bulk()
     }
 
     /// Where JSON Schemas are compiled and values are checked by them.
@@ -256,8 +266,8 @@ impl Dispatch {
         };
         let total = Duration::from_millis(entry.timeouts.call_total_ms).saturating_sub(wait.waited);
         let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
-        let task =
-            TaskRequest { id: task.id.clone(), first_after, total, output_schema: request.output_schema.clone() };
+        let (id, output_schema) = (task.id.clone(), request.output_schema.clone());
+        let task = TaskRequest { id, first_after, total, output_schema, held: wait.held };
         self.pool.follow(&caller.tenant, &target, &task, wait.cancel).await
     }
 
@@ -282,7 +292,7 @@ impl Dispatch {
                 let told = target.told.clone();
                 let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| told.now().ask(ask));
                 let asks = entry.offers_asks().then(door);
-                let request = ToolRequest { progress: out.progress, asks, ..request };
+                let request = ToolRequest { progress: out.progress, asks, held: out.held, ..request };
                 let mut outcome = self.pool.call(&caller.tenant, &target, request, out.cancel).await;
                 if let Outcome::InputRequired(questions) = &mut outcome {
                     questions.place = Some(place);
@@ -338,6 +348,7 @@ fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'
         may_leave: caller.may_leave.clone(),
         asks: None,
         continuation: call.asked.as_deref().map(continuation),
+        held: Held::default(),
     };
     Some((entry, request))
 }

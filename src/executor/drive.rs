@@ -14,11 +14,12 @@ use tokio_util::sync::CancellationToken;
 use super::asks::Asks;
 use super::catalog::Catalogs;
 use super::keep::smaller;
-use super::out::{Said, stage_of};
+use super::out::{Ended, Said};
 use super::queue::SampleQueue;
 use super::room::{Place, Room};
 use super::stopped::Stopped;
 use super::{Shared, Signals};
+use crate::bulk::aside;
 use crate::dispatch::{Caller, Gate, MayLeave, Watched};
 use crate::failpoint;
 use crate::run::binding::Binding;
@@ -140,7 +141,7 @@ pub(super) struct Drive<'a> {
     pub(super) room: Room,
     pub(super) asks: Asks,
     pub(super) queue: SampleQueue,
-    pub(super) calls: FuturesUnordered<BoxFuture<'static, (CallKey, Outcome)>>,
+    pub(super) calls: FuturesUnordered<BoxFuture<'static, Ended>>,
     /// Whose calls these are.
     pub(super) out: HashSet<CallKey>,
     /// Calls that an earlier owner left and whose servers go on with them.
@@ -261,18 +262,25 @@ impl<'a> Drive<'a> {
     }
 
     /// Decide, keep, tell — then send what the commit allows and there is room for.
-    pub(super) async fn decide(&mut self, mut fact: Fact) -> Result<(), Stopped> {
+    pub(super) async fn decide(&mut self, fact: Fact) -> Result<(), Stopped> {
+        self.decide_with(0, fact).await
+    }
+
+    /// The same with a fact that so many bytes came of.
+    pub(super) async fn decide_with(&mut self, bytes: usize, mut fact: Fact) -> Result<(), Stopped> {
         loop {
             let (stands, smaller) = ((self.envelope.leg, self.envelope.announced), smaller(&fact));
             let mut places = self.places(&fact);
             self.envelope.room = places.len();
             self.envelope.view = self.shared.settings.view;
-            let commit = apply(&mut self.envelope, fact, self.shared.parts.clock.now())?;
+            let now = self.shared.parts.clock.now();
+            let commit = aside(bytes, || apply(&mut self.envelope, fact, now))?;
             places.truncate(commit.sends.len());
             if !self.envelope.waits_for_room() {
                 self.room.leave_queue();
             }
-            match (self.keep(&commit).await, smaller) {
+            let kept = self.keep(bytes, &commit).await;
+            match (kept, smaller) {
                 (Err(Stopped::NotKept(fault @ JournalError::Rejected(_))), Some(smaller)) => {
                     tracing::error!(run = %self.claim.uid.0, %fault, "what came cannot be stored; the run is told so");
                     self.look_again(&commit, stands).await?;
@@ -341,12 +349,7 @@ impl<'a> Drive<'a> {
             Instant::now()
         };
         tokio::select! {
-            Some((key, outcome)) = self.calls.next(), if !self.calls.is_empty() => {
-                self.out.remove(&key);
-                self.heed_news();
-                metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
-                self.decide(Fact::CallEnded { key, outcome }).await
-            }
+            Some(ended) = self.calls.next(), if !self.calls.is_empty() => self.settle(ended).await,
             heard = self.asks.next() => self.heed(heard).await,
             () = self.room.came(), if may_send => self.decide(Fact::RoomCame).await,
             () = self.said.due() => self.tell_progress().await,

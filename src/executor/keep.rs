@@ -38,13 +38,13 @@ fn unstorable() -> Answer {
 }
 
 impl Drive<'_> {
-    /// Stores a commit. While the database does not answer it is tried again, also past the lease: the fence decides
+    /// Stores a commit that so many bytes came into. While the database does not answer it is tried again, also past the lease: the fence decides
     /// whether it still counts, and an answer that is dropped here would be a person's to find out. A commit whose
     /// answer was lost is recognised by its revision, which nobody else can have written under this fence.
-    pub(super) async fn keep(&mut self, commit: &Commit) -> Result<(), Stopped> {
+    pub(super) async fn keep(&mut self, bytes: usize, commit: &Commit) -> Result<(), Stopped> {
         let mut answer_lost = false;
         loop {
-            let fault = match self.shared.parts.journal.commit(self.claim, commit).await {
+            let fault = match self.shared.parts.journal.commit_large(self.claim, bytes, commit).await {
                 Ok(()) => return Ok(()),
                 Err(JournalError::LeaseLost) if answer_lost => match self.is_stored(commit).await {
                     Ok(true) => return Ok(()),

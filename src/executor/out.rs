@@ -13,11 +13,13 @@ use tokio::time::Instant;
 use super::drive::Drive;
 use super::room::Place;
 use super::stopped::Stopped;
+use crate::bulk::{Held, aside};
 use crate::dispatch::{Out, ProgressSink, Wait};
 use crate::failpoint;
 use crate::run::call::{Call, Stage};
 use crate::run::event::Progress;
 use crate::run::fact::Fact;
+use crate::run::given::forget_results;
 use crate::run::ids::CallKey;
 use crate::run::outcome::{Answer, Outcome};
 use crate::run::refusal::Refusal;
@@ -26,6 +28,14 @@ use crate::run::refusal::Refusal;
 const PROGRESS_PAUSE: Duration = Duration::from_millis(300);
 /// How many such commits a wait of any length is worth, about: the pause grows with the wait.
 const PROGRESS_SHARE: u32 = 50;
+
+/// One attempt of a call that ended.
+pub(super) struct Ended {
+    pub(super) key: CallKey,
+    pub(super) outcome: Outcome,
+    /// The bytes of a large answer.
+    pub(super) held: Held,
+}
 
 /// What servers said of calls that are out; of each call the last word.
 #[derive(Default)]
@@ -78,7 +88,8 @@ impl Drive<'_> {
         let shared = Arc::clone(self.shared);
         let (caller, binding, secrets) =
             (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
-        let out = Out { cancel: self.stop_calls.clone(), progress: self.said.sink(key) };
+        let held = Held::default();
+        let out = Out { cancel: self.stop_calls.clone(), progress: self.said.sink(key), held: held.clone() };
         self.out.insert(key);
         self.calls.push(
             async move {
@@ -86,11 +97,24 @@ impl Drive<'_> {
                 failpoint::pass("mcp.call.answered");
                 // From here on another call of the tenant may be out.
                 drop(place);
-                (key, outcome)
+                Ended { key, outcome, held }
             }
             .boxed(),
         );
         Ok(())
+    }
+
+    /// Stores how a call ended, and only then lets go of the bytes of its answer.
+    pub(super) async fn settle(&mut self, ended: Ended) -> Result<(), Stopped> {
+        let Ended { key, outcome, held } = ended;
+        self.out.remove(&key);
+        self.heed_news();
+        metrics::counter!("countersign_calls_settled_total", "stage" => stage_of(&outcome)).increment(1);
+        let (shared, bytes) = (Arc::clone(self.shared), held.bytes());
+        let _storing = shared.parts.dispatch.bulk().storing(bytes).await;
+        let decided = self.decide_with(bytes, Fact::CallEnded { key, outcome }).await;
+        aside(bytes, || forget_results(&mut self.envelope.calls, self.envelope.view));
+        decided
     }
 
     /// Tells readers how far calls have come.
@@ -121,7 +145,8 @@ impl Drive<'_> {
                 | Stage::Indeterminate { .. } => 0,
             };
             let waited = Duration::from_millis(u64::try_from(waited).unwrap_or(0));
-            let wait = Wait { cancel: self.stop_calls.clone(), waited, is_new };
+            let (held, key) = (Held::default(), call.key);
+            let wait = Wait { cancel: self.stop_calls.clone(), waited, is_new, held: held.clone() };
             let shared = Arc::clone(self.shared);
             let (caller, binding, secrets) =
                 (Arc::clone(&self.caller), Arc::clone(&self.binding), Arc::clone(&self.secrets));
@@ -130,7 +155,7 @@ impl Drive<'_> {
                 async move {
                     let outcome =
                         Box::pin(shared.parts.dispatch.follow(&caller, &binding, &call, &secrets, wait)).await;
-                    (call.key, outcome)
+                    Ended { key, outcome, held }
                 }
                 .boxed(),
             );

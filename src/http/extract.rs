@@ -29,98 +29,45 @@ const BODY_TIME: Duration = Duration::from_secs(30);
 /// Longest `Idempotency-Key`.
 const KEY_MAX: usize = 255;
 
-/// A caller who may read runs.
-pub(super) struct Reader(pub(super) Caller);
+/// Callers by what they may do: a handler that takes one is called by nobody else.
+macro_rules! callers {
+    ($($(#[$doc:meta])* $caller:ident: $scope:ident),+ $(,)?) => {$(
+        $(#[$doc])*
+        pub(super) struct $caller(pub(super) Caller);
 
-/// A caller who may create, resume and cancel runs.
-pub(super) struct Writer(pub(super) Caller);
+        impl FromRequestParts<Arc<Api>> for $caller {
+            type Rejection = ApiError;
 
-/// A caller who administrates the tenant.
-pub(super) struct Admin(pub(super) Caller);
+            async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+                caller(&parts.headers, api, Scope::$scope).await.map(Self)
+            }
+        }
+    )+};
+}
 
-/// A caller who may register MCP servers.
-pub(super) struct McpWriter(pub(super) Caller);
-
-/// A caller who may publish agents.
-pub(super) struct AgentsWriter(pub(super) Caller);
-
-/// A caller who may store secrets.
-pub(super) struct SecretsWriter(pub(super) Caller);
-
-/// A worker.
-pub(super) struct Worker(pub(super) Caller);
-
-/// A caller who may approve or deny calls.
-pub(super) struct Approver(pub(super) Caller);
+callers! {
+    /// A caller who may read runs.
+    Reader: RunsRead,
+    /// A caller who may create, resume and cancel runs.
+    Writer: RunsWrite,
+    /// A caller who administrates the tenant.
+    Admin: Admin,
+    /// A caller who may register MCP servers.
+    McpWriter: McpWrite,
+    /// A caller who may publish agents.
+    AgentsWriter: AgentsWrite,
+    /// A caller who may store secrets.
+    SecretsWriter: SecretsWrite,
+    /// A worker.
+    Worker: Workers,
+    /// A caller who may approve or deny calls.
+    Approver: ApprovalsDecide,
+}
 
 /// Who asks, for a command.
 pub(super) fn asker(caller: &Caller) -> Asker {
     let scopes = caller.scope_names.iter().cloned().collect();
     Asker { tenant: caller.tenant.clone(), actor: caller.actor.clone(), scopes }
-}
-
-impl FromRequestParts<Arc<Api>> for Reader {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::RunsRead).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for Writer {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::RunsWrite).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for Admin {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::Admin).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for McpWriter {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::McpWrite).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for SecretsWriter {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::SecretsWrite).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for Worker {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::Workers).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for AgentsWriter {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::AgentsWrite).await.map(Self)
-    }
-}
-
-impl FromRequestParts<Arc<Api>> for Approver {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        caller(&parts.headers, api, Scope::ApprovalsDecide).await.map(Self)
-    }
 }
 
 /// The holder of the request's token, who must have this scope.
@@ -217,75 +164,20 @@ pub(super) trait Body: DeserializeOwned {
     const MAY_BE_EMPTY: bool;
 }
 
-impl Body for CreateRun {
-    const SCHEMA: &'static str = "CreateRun";
-    const MAY_BE_EMPTY: bool = false;
+/// Bodies by the names that their types have in the document.
+macro_rules! bodies {
+    (may be empty: $empty:literal; $($body:ident),+ $(,)?) => {$(
+        impl Body for $body {
+            const SCHEMA: &'static str = stringify!($body);
+            const MAY_BE_EMPTY: bool = $empty;
+        }
+    )+};
 }
 
-impl Body for ResumeRun {
-    const SCHEMA: &'static str = "ResumeRun";
-    const MAY_BE_EMPTY: bool = true;
+bodies! { may be empty: false;
+    CreateRun, ReconcileCall, AnswerInput, DecideApproval, PutServer, PutSecret, ClaimCalls, HeldCall, CallResult, GiveResults, AgentManifest, DeployVersion,
 }
-
-impl Body for ReconcileCall {
-    const SCHEMA: &'static str = "ReconcileCall";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for AnswerInput {
-    const SCHEMA: &'static str = "AnswerInput";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for DecideApproval {
-    const SCHEMA: &'static str = "DecideApproval";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for PutServer {
-    const SCHEMA: &'static str = "PutServer";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for PutSecret {
-    const SCHEMA: &'static str = "PutSecret";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for ClaimCalls {
-    const SCHEMA: &'static str = "ClaimCalls";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for HeldCall {
-    const SCHEMA: &'static str = "HeldCall";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for CallResult {
-    const SCHEMA: &'static str = "CallResult";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for GiveResults {
-    const SCHEMA: &'static str = "GiveResults";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for AgentManifest {
-    const SCHEMA: &'static str = "AgentManifest";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for DeployVersion {
-    const SCHEMA: &'static str = "DeployVersion";
-    const MAY_BE_EMPTY: bool = false;
-}
-
-impl Body for RollBackVersion {
-    const SCHEMA: &'static str = "RollBackVersion";
-    const MAY_BE_EMPTY: bool = true;
-}
+bodies! { may be empty: true; ResumeRun, RollBackVersion }
 
 /// A checked body, and its bytes for the digest that is kept with an `Idempotency-Key`.
 pub(super) struct Checked<T> {
@@ -302,13 +194,12 @@ impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
         let is_json = is_json(request.headers());
         let bytes = read(request, api).await?;
         if bytes.is_empty() && T::MAY_BE_EMPTY {
-            return check(api, "{}").map(|value| Self { value, bytes });
+            return check(api, b"{}").await.map(|value| Self { value, bytes });
         }
         if !is_json {
             return Err(ApiError::UnsupportedMediaType);
         }
-        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
-        check(api, text).map(|value| Self { value, bytes: bytes.clone() })
+        check(api, &bytes).await.map(|value| Self { value, bytes: bytes.clone() })
     }
 }
 
@@ -324,15 +215,23 @@ impl FromRequest<Arc<Api>> for Manifested {
         if !is_json && !is_yaml {
             return Err(ApiError::UnsupportedMediaType);
         }
-        let text = std::str::from_utf8(&bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))?;
-        let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
-        let read = checked(api, given.clone())?;
-        Ok(Self(Manifest { given, read }))
+        let reading = || {
+            let text = utf8(&bytes)?;
+            let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
+            let read = checked(api, given.clone())?;
+            Ok(Self(Manifest { given, read }))
+        };
+        api.commands.dispatch.bulk().work(bytes.len(), reading).await
     }
 }
 
-fn check<T: Body>(api: &Api, text: &str) -> Result<T, ApiError> {
-    checked(api, parse_strict(text).map_err(ApiError::MalformedJson)?)
+async fn check<T: Body>(api: &Api, bytes: &[u8]) -> Result<T, ApiError> {
+    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?);
+    api.commands.dispatch.bulk().work(bytes.len(), reading).await
+}
+
+fn utf8(bytes: &[u8]) -> Result<&str, ApiError> {
+    std::str::from_utf8(bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))
 }
 
 fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {

@@ -1,5 +1,7 @@
 //! Takes connections and gives each its limits: nobody holds one open for nothing.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -9,6 +11,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,11 +22,13 @@ pub struct ConnectionLimits {
     pub head: Duration,
     /// Time for what was sent to be acknowledged: a reader that stalls for longer, or whose network is gone, is let go.
     pub acknowledge: Duration,
+    /// Connections that are open at once; the next waits, with the system, until one has ended.
+    pub most: usize,
 }
 
 impl Default for ConnectionLimits {
     fn default() -> Self {
-        Self { head: Duration::from_secs(15), acknowledge: Duration::from_mins(1) }
+        Self { head: Duration::from_secs(15), acknowledge: Duration::from_mins(1), most: 10_000 }
     }
 }
 
@@ -39,13 +44,14 @@ pub async fn serve(
     closing: CancellationToken,
 ) {
     let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(limits.most));
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
-            accepted = listener.accept() => accepted,
+            accepted = accept(&listener, &places) => accepted,
         };
         match accepted {
-            Ok((stream, _)) => connect(stream, router.clone(), limits, &graceful, &tasks),
+            Ok((stream, place)) => connect((stream, place), router.clone(), limits, &graceful, &tasks),
             Err(fault) => {
                 tracing::warn!(%fault, "a connection could not be taken");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -56,8 +62,35 @@ pub async fn serve(
     graceful.shutdown().await;
 }
 
+/// The next connection, once there is a place for it.
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<(TcpStream, Place)> {
+    if places.available_permits() == 0 {
+        metrics::counter!("countersign_http_full_total").increment(1);
+        tracing::warn!("every connection that callers may have is open: the next waits until one has ended");
+    }
+    let permit = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, Place::new(permit)))
+}
+
+/// The place of one open connection.
+struct Place(#[expect(dead_code, reason = "kept until it is dropped")] OwnedSemaphorePermit);
+
+impl Place {
+    fn new(permit: OwnedSemaphorePermit) -> Self {
+        metrics::gauge!("countersign_http_connections").increment(1.0);
+        Self(permit)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        metrics::gauge!("countersign_http_connections").decrement(1.0);
+    }
+}
+
 fn connect(
-    stream: TcpStream,
+    (stream, place): (TcpStream, Place),
     router: Router,
     limits: ConnectionLimits,
     graceful: &GracefulShutdown,
@@ -76,6 +109,7 @@ fn connect(
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(router));
     let watched = graceful.watch(connection.into_owned());
     tasks.spawn(async move {
+        let _until_ended = place;
         if let Err(fault) = watched.await {
             // A client that goes away, or sends what is no HTTP: its own business.
             tracing::debug!(%fault, "a connection ended early");

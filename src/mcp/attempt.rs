@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use super::shape::Excess;
 use super::wire::IDEMPOTENCY_KEY;
 use super::{AskDoor, MayLeave};
+use crate::bulk::{Held, Hold};
 
 /// How far an attempt came. Later stages replace earlier ones; an answer is final.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,38 +69,46 @@ pub(super) struct Attempt {
     asks: Option<AskDoor>,
     /// Whether it reads a list of tools, which the protocol library must not read as it is.
     is_list: bool,
+    /// The bytes of its answer.
+    held: Held,
     state: Mutex<(Stage, Option<Route>)>,
     settled: Notify,
 }
 
 impl Attempt {
     /// An attempt whose request carries these headers: of a call `Idempotency-Key`, and what its tool wants to see.
-    pub(super) fn new(headers: HeaderMap, may_leave: MayLeave, asks: Option<AskDoor>) -> Arc<Self> {
+    pub(super) fn new(headers: HeaderMap, may_leave: MayLeave, asks: Option<AskDoor>, held: Held) -> Arc<Self> {
         Arc::new(Self {
             headers,
             may_leave,
             asks,
             is_list: false,
+            held,
             state: Mutex::new((Stage::Queued, None)),
             settled: Notify::new(),
         })
     }
 
     /// A question: it may be asked at any time, and as often as one likes.
-    pub(super) fn of_question() -> Arc<Self> {
-        Self::new(HeaderMap::new(), MayLeave::new(|| true), None)
+    pub(super) fn of_question(held: Held) -> Arc<Self> {
+        Self::new(HeaderMap::new(), MayLeave::new(|| true), None, held)
     }
 
     /// A question for a list of tools.
     pub(super) fn of_listing() -> Arc<Self> {
         let (headers, may_leave) = (HeaderMap::new(), MayLeave::new(|| true));
         let (state, settled) = (Mutex::new((Stage::Queued, None)), Notify::new());
-        Arc::new(Self { headers, may_leave, asks: None, is_list: true, state, settled })
+        Arc::new(Self { headers, may_leave, asks: None, is_list: true, held: Held::default(), state, settled })
     }
 
     /// Whether it reads a list of tools.
     pub(super) fn is_list(&self) -> bool {
         self.is_list
+    }
+
+    /// Keeps the bytes of its answer for whoever waits for it.
+    pub(super) fn hold(&self, hold: Option<Hold>) {
+        self.held.put(hold);
     }
 
     /// The headers of this request alone.
@@ -123,6 +132,8 @@ impl Attempt {
         if state.0 != Stage::Queued {
             return false;
         }
+        // The answer to an earlier attempt is not waited with for bytes for the next.
+        drop(self.held.take());
         if !self.may_leave.holds() {
             state.0 = Stage::Withdrawn;
             self.settled.notify_waiters();
@@ -158,14 +169,28 @@ impl Attempt {
         }
     }
 
-    /// Gives up: what was not sent by now never will be. Returns how far it had come.
-    pub(super) fn close(&self) -> Stage {
+    /// Gives up: what was not sent by now never will be. Whether that is so.
+    pub(super) fn withdraw(&self) -> bool {
         let mut state = self.state.lock();
-        let stage = state.0.clone();
-        if stage == Stage::Queued {
+        let is_queued = state.0 == Stage::Queued;
+        if is_queued {
             state.0 = Stage::Withdrawn;
         }
-        stage
+        is_queued
+    }
+
+    /// Gives up, and hands over how far it had come. An answer is large, and handed over once.
+    pub(super) fn close(&self) -> Stage {
+        let mut state = self.state.lock();
+        match &state.0 {
+            Stage::Queued | Stage::Answered(_) => std::mem::replace(&mut state.0, Stage::Withdrawn),
+            Stage::Withdrawn
+            | Stage::Sent
+            | Stage::NotConnected(_)
+            | Stage::Status(_)
+            | Stage::Unreadable(_)
+            | Stage::TooLarge(_) => state.0.clone(),
+        }
     }
 
     /// Where the request went, once it was sent.
@@ -190,7 +215,7 @@ mod tests {
     use super::*;
 
     fn attempt() -> Arc<Attempt> {
-        Attempt::of_question()
+        Attempt::of_question(Held::default())
     }
 
     fn route() -> Route {

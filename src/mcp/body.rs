@@ -1,11 +1,12 @@
 //! Reads answers, never more of them than a limit.
 
 use bytes::Bytes;
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::stream::{self, BoxStream, StreamExt as _};
 use rmcp::transport::streamable_http_client::SseError;
 use sse_stream::{Sse, SseStream};
 
 use super::outline::START;
+use crate::bulk::{Held, Hold, Piece, SMALL, Share, aside};
 use crate::run::mend::Utf8Pieces;
 
 /// Why a body could not be read.
@@ -17,9 +18,15 @@ pub(super) enum BodyFault {
     Broken,
 }
 
-/// Reads a whole body.
-pub(super) async fn read(response: reqwest::Response, max: usize) -> Result<Vec<u8>, BodyFault> {
-    let mut whole = Vec::new();
+/// Reads a whole body, and what is held for it.
+pub(super) async fn read(
+    response: reqwest::Response,
+    max: usize,
+    share: &Share,
+) -> Result<(Vec<u8>, Option<Hold>), BodyFault> {
+    let announced = response.content_length().and_then(|bytes| usize::try_from(bytes).ok());
+    let most = announced.map_or(max, |bytes| bytes.min(max));
+    let (mut whole, mut piece) = (Vec::new(), Piece::new(share.clone()));
     let mut chunks = response.bytes_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_broken| BodyFault::Broken)?;
@@ -29,8 +36,10 @@ pub(super) async fn read(response: reqwest::Response, max: usize) -> Result<Vec<
             return Err(BodyFault::TooLarge(whole));
         }
         whole.extend_from_slice(&chunk);
+        piece.grow(whole.len(), most).await;
     }
-    Ok(whole)
+    let hold = piece.whole(whole.len());
+    Ok((whole, hold))
 }
 
 /// Reads the beginning of a body, as far as it comes.
@@ -47,29 +56,59 @@ pub(super) async fn prefix(response: reqwest::Response, max: usize) -> Vec<u8> {
     start
 }
 
-/// The events of a stream. `observe` sees each before it is handed on, may change it, and ends the stream where it says
-/// `false`. Of a
+/// The events of a stream. `observe` sees each before it is handed on, with what is held for it, may change it, and ends
+/// the stream where it says `false`. Of a
 /// single event above `max` bytes only the beginning is handed on; `overflow` gets it first, and ends the stream by
 /// answering `true`.
 pub(super) fn events(
     response: reqwest::Response,
-    max: usize,
-    observe: impl Fn(&mut Sse) -> bool + Send + 'static,
-    overflow: impl Fn(&[u8]) -> bool + Send + 'static,
+    (max, share): (usize, &Share),
+    observe: impl Fn(&mut Sse, Option<Hold>) -> bool + Send + 'static,
+    overflow: impl Fn(&[u8]) -> bool + Send + Sync + 'static,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
-    let (mut gate, mut text) = (EventGate::new(max), Utf8Pieces::default());
-    let chunks = response.bytes_stream().map(move |chunk| -> Result<Bytes, StreamFault> {
-        let chunk = chunk.map_err(|_broken| StreamFault::Broken)?;
-        // One byte that is no text would end the stream, and with it what it answers.
-        gate.pass(&chunk, &overflow).map(|kept| Bytes::from(text.push(&kept)))
+    let held = Held::default();
+    let reader = EventReader {
+        chunks: response.bytes_stream().boxed(),
+        gate: EventGate::new(max),
+        text: Utf8Pieces::default(),
+        share: share.clone(),
+        held: held.clone(),
+    };
+    let chunks = stream::unfold((reader, overflow), |(mut reader, overflow)| async {
+        let chunk = reader.next(&overflow).await?;
+        Some((chunk, (reader, overflow)))
     });
     let events = SseStream::from_bytes_stream(chunks);
     events
         .map(move |event| {
             let mut event = event?;
-            if observe(&mut event) { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
+            let bytes = event.data.as_ref().map_or(0, String::len);
+            let hold = if bytes > SMALL { held.take() } else { None };
+            let is_readable = aside(bytes, || observe(&mut event, hold));
+            if is_readable { Ok(event) } else { Err(SseError::Body(Box::new(StreamFault::TooLarge))) }
         })
         .boxed()
+}
+
+/// The chunks of a stream as far as they belong to events.
+struct EventReader {
+    chunks: BoxStream<'static, reqwest::Result<Bytes>>,
+    gate: EventGate,
+    text: Utf8Pieces,
+    share: Share,
+    /// The bytes of the event that is being read.
+    held: Held,
+}
+
+impl EventReader {
+    async fn next(&mut self, overflow: &impl Fn(&[u8]) -> bool) -> Option<Result<Bytes, StreamFault>> {
+        if self.gate.event > SMALL && self.held.bytes() == 0 {
+            self.held.put(Some(self.share.clone().hold(self.gate.max).await));
+        }
+        let chunk = self.chunks.next().await?.map_err(|_broken| StreamFault::Broken);
+        // One byte that is no text would end the stream, and with it what it answers.
+        Some(chunk.and_then(|chunk| self.gate.pass(&chunk, overflow)).map(|kept| Bytes::from(self.text.push(&kept))))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -36,6 +36,7 @@ use super::params;
 use super::progress::Listeners;
 use super::wire::IDEMPOTENCY_KEY;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings, Sighting, ToolRequest};
+use crate::bulk::{Held, Share};
 use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 
@@ -118,13 +119,13 @@ impl Connection {
         http: &EgressClient,
         url: &Url,
         target: &McpTarget,
-        settings: PoolSettings,
+        (settings, share): (PoolSettings, &Share),
         eras: &Arc<Eras>,
     ) -> Result<Self, McpFault> {
         http.check(url).map_err(|refusal| McpFault::of(FaultKind::Forbidden, refusal.to_string()))?;
         let patience = Duration::from_millis(target.timeouts.connect_ms);
         let (server, was_old) = (url.as_str(), eras.is_old(url.as_str()));
-        let dial = Dial { http, url, target, settings, until: Instant::now() + patience };
+        let dial = Dial { http, url, target, settings, share, until: Instant::now() + patience };
         let shaken = match dial.handshake(was_old).await {
             // It may have moved on to the newer era since it was asked.
             Err(Undone::Refused(_)) if was_old => dial.handshake(false).await,
@@ -155,13 +156,12 @@ impl Connection {
     /// # Errors
     /// What went wrong, in words without secrets.
     pub(super) async fn open_on(
-        (transport, link): (impl Transport<RoleClient> + 'static, Link),
+        (transport, link, ears): (impl Transport<RoleClient> + 'static, Link, Arc<Ears>),
         target: &McpTarget,
         lifecycle: ClientLifecycleMode,
         patience: Duration,
         (server, eras): (&str, &Arc<Eras>),
     ) -> Result<Self, McpFault> {
-        let ears = Ears::new(false);
         let shaken = shake((transport, link), ears, target, lifecycle, Instant::now() + patience).await;
         shaken.map(|shaken| Self::of(shaken, server, eras)).map_err(|undone| fault_of(undone, patience))
     }
@@ -220,8 +220,9 @@ impl Connection {
         &self,
         question: impl FnOnce(&Arc<Attempt>) -> ClientRequest,
         patience: Duration,
+        held: &Held,
     ) -> (Stage, Ended) {
-        let attempt = Attempt::of_question();
+        let attempt = Attempt::of_question(held.clone());
         let _entry = self.enter(&attempt);
         let options = PeerRequestOptions::with_timeout(patience);
         let Ok(handle) = self.peer.send_request_with_option(question(&attempt), options).await else {
@@ -287,7 +288,7 @@ impl Connection {
         };
         let mut headers = params::headers_of(&request.input_schema, &request.arguments);
         headers.insert(IDEMPOTENCY_KEY, key);
-        let attempt = Attempt::new(headers, request.may_leave.clone(), request.asks.clone());
+        let attempt = Attempt::new(headers, request.may_leave.clone(), request.asks.clone(), request.held.clone());
         let _entry = self.enter(&attempt);
         let options = options_of(request, limits);
         let handle = match self.peer.send_request_with_option(tool_call(request, &attempt), options).await {
@@ -315,7 +316,7 @@ impl Connection {
     /// Asks the server to stop, and gives an answer that is already under way the time to arrive.
     async fn cancel(&self, attempt: &Attempt, id: RequestId, grace: Duration) -> Ended {
         let until = Instant::now() + grace;
-        if attempt.close() != Stage::Queued {
+        if !attempt.withdraw() {
             // In the era of sessions, and to a process, a notice is sent and the answer can still come. Over HTTP in the
             // newer one closing the stream is the notice, so the grace comes first.
             if self.has_sessions || self.client.is_stdio() {
@@ -349,7 +350,7 @@ pub(super) struct Entry<'a> {
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.attempt.close();
+        self.attempt.withdraw();
         self.client.forget(self.attempt);
     }
 }

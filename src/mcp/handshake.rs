@@ -25,6 +25,7 @@ use super::progress::Listeners;
 use super::transport::TrackedClient;
 use super::wire::{EVENT_STREAM, is_kind};
 use super::{FaultKind, McpFault, McpTarget, PoolSettings, body};
+use crate::bulk::Share;
 use crate::net::EgressClient;
 
 /// Calls of one connection that may be on their way at once; the executor's own limits are far below.
@@ -42,6 +43,8 @@ pub(super) struct Dial<'a> {
     pub(super) url: &'a Url,
     pub(super) target: &'a McpTarget,
     pub(super) settings: PoolSettings,
+    /// What the tenant may take in at once.
+    pub(super) share: &'a Share,
     /// When it must be done.
     pub(super) until: Instant,
 }
@@ -127,7 +130,7 @@ impl Dial<'_> {
         let client = TrackedClient::new(
             self.http.clone(),
             (self.url.clone(), target.bearer.clone()),
-            self.settings.max_result_bytes,
+            (self.settings.max_result_bytes, self.share.clone()),
             DISCOVER_PATIENCE.min(Duration::from_millis(target.timeouts.connect_ms / 2)),
             Arc::clone(&ears),
         );
@@ -148,7 +151,7 @@ impl Dial<'_> {
             if !response.status().is_success() || !is_kind(response.headers(), EVENT_STREAM) {
                 return None;
             }
-            body::events(response, OLDER_MAX, |_| true, |_| true).next().await?.ok()
+            body::events(response, (OLDER_MAX, self.share), |_, _| true, |_| true).next().await?.ok()
         };
         let until = self.until.min(Instant::now() + OLDER_PATIENCE);
         let event = tokio::time::timeout_at(until, looking).await.ok()??;

@@ -19,6 +19,7 @@ mod link;
 mod listen;
 mod listening;
 mod listing;
+mod observe;
 mod outcome;
 mod outline;
 mod owed;
@@ -43,6 +44,7 @@ use secrecy::SecretString;
 use serde_json::{Map, Value};
 use url::Url;
 
+use crate::bulk::Held;
 use crate::run::ids::{Fence, RunUid};
 use crate::run::spec::Timeouts;
 
@@ -147,6 +149,8 @@ pub struct ToolRequest {
     pub asks: Option<AskDoor>,
     /// The replies to what the server answered the last attempt with.
     pub continuation: Option<Continuation>,
+    /// Keeps the bytes of a large answer until whoever has it lets them go.
+    pub held: Held,
 }
 
 /// Asked in the moment before a call leaves. A handshake, or a pause before a second attempt, may take longer than the
@@ -255,6 +259,8 @@ pub struct PoolSettings {
     pub max_age: Duration,
     /// Largest answer that is read, in bytes; of a listing each page.
     pub max_result_bytes: usize,
+    /// Bytes of large answers that all tenants together may have in hand at once.
+    pub bulk_bytes: usize,
     /// How long an answer may still arrive after a run with a call out was cancelled.
     pub cancel_grace: Duration,
     /// Connections of one tenant that may be open at once.
@@ -268,12 +274,13 @@ pub struct PoolSettings {
 }
 
 impl PoolSettings {
-    /// As a server keeps them, with these limits for one tenant: in all, and to one server.
-    pub const fn bounded(tenant_connections: usize, server_connections: usize) -> Self {
+    /// As a server keeps them, with these limits for one tenant, in all and to one server, and of large answers.
+    pub const fn bounded(tenant_connections: usize, server_connections: usize, bulk_bytes: usize) -> Self {
         Self {
             idle_close: Duration::from_mins(5),
             max_age: Duration::from_hours(1),
             max_result_bytes: 16 * 1024 * 1024,
+            bulk_bytes,
             cancel_grace: Duration::from_secs(2),
             tenant_connections,
             server_connections,

@@ -28,6 +28,9 @@ const BYTES_EACH: usize = 64 * 1024;
 /// Requests that may come at once on a connection, and how many more may each second.
 const BURST: f64 = 1_000.0;
 const EACH_SECOND: f64 = 10.0;
+/// The same of notices, of which one of many bytes counts as several.
+const NOTICES: f64 = 1_000.0;
+const NOTICES_EACH_SECOND: f64 = 100.0;
 
 /// Why a connection is not listened to any more, for people.
 pub(super) const FLOOD: &str = "the server sent more requests of its own than a connection may bring";
@@ -37,11 +40,38 @@ pub(super) const FLOOD: &str = "the server sent more requests of its own than a 
 pub(super) struct Owed {
     open: DashMap<String, OwnedSemaphorePermit>,
     places: Arc<Semaphore>,
-    /// What may still come now, and when that was so.
-    may_come: Mutex<(f64, Instant)>,
+    asks: Rate,
+    notices: Rate,
     is_flooded: AtomicBool,
+    /// Whether the log says that notices are passed over.
+    is_noted: AtomicBool,
     /// Which server, for the log.
     server: String,
+}
+
+/// How much may come: so much at once, and so much more each second.
+#[derive(Debug)]
+struct Rate {
+    at_once: f64,
+    each_second: f64,
+    /// What may still come, and when that was so.
+    left: Mutex<(f64, Instant)>,
+}
+
+impl Rate {
+    fn new(at_once: f64, each_second: f64) -> Self {
+        Self { at_once, each_second, left: Mutex::new((at_once, Instant::now())) }
+    }
+
+    /// Takes so much; `false`: it is too much now.
+    fn take(&self, much: f64) -> bool {
+        let (mut held, now) = (self.left.lock(), Instant::now());
+        let (left, at) = *held;
+        let left = now.duration_since(at).as_secs_f64().mul_add(self.each_second, left).min(self.at_once);
+        let fits = left >= much;
+        *held = (if fits { left - much } else { left }, now);
+        fits
+    }
 }
 
 /// What is done with a request.
@@ -62,6 +92,8 @@ pub(super) enum Wish {
     Ask(String, usize),
     /// The request of that id is not wanted any more.
     TakeBack(String),
+    /// A notice of that size.
+    Tell(usize),
 }
 
 /// As much of a message as tells what it is.
@@ -82,8 +114,10 @@ impl Wish {
         let head = serde_json::from_str::<Head<'_>>(message).ok()?;
         let method = head.method?;
         match head.id {
-            Some(Value::Null) | None if method == "notifications/cancelled" => {
-                taken_back(&serde_json::from_str(message).ok()?).map(Self::TakeBack)
+            Some(Value::Null) | None => {
+                let taken_back = || taken_back(&serde_json::from_str(message).ok()?);
+                let id = if method == "notifications/cancelled" { taken_back() } else { None };
+                Some(id.map_or(Self::Tell(message.len()), Self::TakeBack))
             }
             Some(id) if id.is_number() || id.is_string() => {
                 // What the library cannot read it does not answer either.
@@ -100,8 +134,10 @@ impl Owed {
         Arc::new(Self {
             open: DashMap::new(),
             places: Arc::new(Semaphore::new(usize::try_from(OPEN_MAX).unwrap_or(Semaphore::MAX_PERMITS))),
-            may_come: Mutex::new((BURST, Instant::now())),
+            asks: Rate::new(BURST, EACH_SECOND),
+            notices: Rate::new(NOTICES, NOTICES_EACH_SECOND),
             is_flooded: AtomicBool::new(false),
+            is_noted: AtomicBool::new(false),
             server: server.to_owned(),
         })
     }
@@ -122,17 +158,30 @@ impl Owed {
 
     /// Whether one more may come now.
     pub(super) fn may_come(&self) -> bool {
-        let mut may_come = self.may_come.lock();
-        let (left, at) = *may_come;
-        let now = Instant::now();
-        let left = now.duration_since(at).as_secs_f64().mul_add(EACH_SECOND, left).min(BURST);
-        let is_flooded = left < 1.0 || self.is_flooded();
-        *may_come = (if is_flooded { left } else { left - 1.0 }, now);
+        let is_flooded = self.is_flooded() || !self.asks.take(1.0);
         if is_flooded && !self.is_flooded.swap(true, Ordering::AcqRel) {
             metrics::counter!("countersign_mcp_floods_total").increment(1);
             tracing::warn!(server = self.server, "{FLOOD}: its connection is not used any more");
         }
         !is_flooded
+    }
+
+    /// Whether a notice of so many bytes is handed on. The protocol library would begin a task for each; what is passed
+    /// over is told again by the next, or was told already.
+    pub(super) fn may_tell(&self, bytes: usize) -> bool {
+        let pieces = u32::try_from(bytes / BYTES_EACH).unwrap_or(u32::MAX).saturating_add(1);
+        // The largest one passes at a time at which there was none for long.
+        if self.notices.take(f64::from(pieces).min(NOTICES)) {
+            return true;
+        }
+        metrics::counter!("countersign_mcp_notices_dropped_total").increment(1);
+        if !self.is_noted.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                server = self.server,
+                "the server sends more notices than a connection may bring: some are passed over"
+            );
+        }
+        false
     }
 
     /// Waits for a place for a request that may come.
@@ -154,9 +203,9 @@ impl Owed {
         }
     }
 
-    /// No answer to that request is owed any more.
-    pub(super) fn settle(&self, id: &str) {
-        self.open.remove(id);
+    /// No answer to that request is owed any more; whether one was.
+    pub(super) fn settle(&self, id: &str) -> bool {
+        self.open.remove(id).is_some()
     }
 
     /// The sending of an answer: until this is dropped, the answer is still owed. Other messages answer nothing.
@@ -176,10 +225,8 @@ impl Owed {
         let wish = event.and_then(|event| event.data.as_deref()).and_then(Wish::of);
         match wish {
             None => Some(came),
-            Some(Wish::TakeBack(id)) => {
-                self.settle(&id);
-                Some(came)
-            }
+            Some(Wish::TakeBack(id)) => (self.settle(&id) || self.may_tell(0)).then_some(came),
+            Some(Wish::Tell(bytes)) => self.may_tell(bytes).then_some(came),
             Some(Wish::Ask(id, bytes)) => match self.take(&id, bytes).await {
                 Taken::In => Some(came),
                 Taken::Twice => None,
@@ -231,7 +278,9 @@ mod tests {
         wish(ping, Some(Wish::Ask("p".into(), bytes)));
         wish(json!({ "jsonrpc": "2.0", "id": 7, "result": { "method": "ping" } }), None);
         wish(json!({ "jsonrpc": "2.0", "id": { "a": 1 }, "method": "ping" }), None);
-        wish(json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": {} }), None);
+        let progress = json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": {} });
+        let bytes = progress.to_string().len();
+        wish(progress, Some(Wish::Tell(bytes)));
         let cancelled = json!({ "requestId": 9 });
         wish(
             json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled }),
@@ -253,6 +302,19 @@ mod tests {
         assert_eq!(owed.take("next", 10).await, Taken::In);
         owed.settle("next");
         assert!(owed.take("large", 2 * BYTES_EACH).now_or_never().is_none(), "a large one takes more places");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn notices_are_passed_over_while_there_are_too_many_and_a_large_one_counts_as_several() {
+        let owed = Owed::new("a");
+        let told = |bytes: usize, times: usize| (0..times).filter(|_| owed.may_tell(bytes)).count();
+        assert_eq!(told(100, 2_000), 1_000);
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert_eq!(told(100, 2_000), 100, "a hundred more each second");
+        tokio::time::advance(std::time::Duration::from_secs(10)).await;
+        assert_eq!((told(15 * BYTES_EACH, 100), owed.is_flooded()), (62, false));
+        tokio::time::advance(std::time::Duration::from_secs(10)).await;
+        assert_eq!(told(usize::MAX, 2), 1, "the largest passes when there was none for long");
     }
 
     #[tokio::test(start_paused = true)]

@@ -17,6 +17,7 @@ use super::attempt::{Attempt, Stage};
 use super::outcome::{Ended, Promised, classify, failed, poll_ms};
 use super::pool::McpPool;
 use super::{McpFault, McpTarget};
+use crate::bulk::Held;
 use crate::failpoint;
 use crate::run::ids::TenantId;
 use crate::run::outcome::{Cause, Outcome};
@@ -45,6 +46,8 @@ pub struct TaskRequest {
     pub total: Duration,
     /// The server's schema of `structuredContent`.
     pub output_schema: Option<Value>,
+    /// Keeps the bytes of a large answer until whoever has it lets them go.
+    pub held: Held,
 }
 
 /// What one question brought.
@@ -71,7 +74,8 @@ impl McpPool {
         cancel: CancellationToken,
     ) -> Outcome {
         let outcome = self.follow_until_done(tenant, target, task, cancel).await;
-        target.told.now().outcome(outcome)
+        let told = target.told.now();
+        self.bulk().work(task.held.bytes(), || told.outcome(outcome)).await
     }
 
     async fn follow_until_done(
@@ -123,7 +127,7 @@ impl McpPool {
             ClientRequest::GetTaskRequest(get)
         };
         failpoint::pass("mcp.task.before");
-        let asked = self.ask(tenant, target, question).await;
+        let asked = self.ask(tenant, target, question, &task.held).await;
         failpoint::pass("mcp.task.after");
         match asked {
             Ok(Stage::Answered(message)) => {
@@ -157,7 +161,7 @@ impl McpPool {
                 cancel.extensions.insert(Arc::clone(attempt));
                 ClientRequest::CancelTaskRequest(cancel)
             };
-            if let Err(fault) = self.ask(tenant, target, question).await {
+            if let Err(fault) = self.ask(tenant, target, question, &Held::default()).await {
                 tracing::debug!(%fault, "a task could not be cancelled");
             }
             loop {
@@ -192,9 +196,10 @@ impl McpPool {
         tenant: &TenantId,
         target: &McpTarget,
         question: impl FnOnce(&Arc<Attempt>) -> ClientRequest,
+        held: &Held,
     ) -> Result<Stage, McpFault> {
         let lease = self.lease(tenant, target).await?;
-        let (stage, ended) = lease.connection().ask(question, PATIENCE).await;
+        let (stage, ended) = lease.connection().ask(question, PATIENCE, held).await;
         let is_useless = match &stage {
             Stage::Answered(_) | Stage::TooLarge(_) => false,
             Stage::Status(refusal) => refusal.session_lost,

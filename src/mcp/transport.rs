@@ -5,7 +5,6 @@
 //! the `Idempotency-Key`, bounds what is read, and writes into the call's `Attempt` what really happened.
 //! Knows nothing of pools, catalogs or outcomes.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,13 +30,14 @@ use super::outline::Outline;
 use super::owed::Owed;
 use super::shape::Excess;
 use super::wire::{
-    EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, announces_change, answer_in, cancelled_id, describe,
-    error_code, error_kind, error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers,
-    retry_after, says_other_era, says_session_lost, send_kind, status_kind, with_id,
+    EVENT_STREAM, Fault, JSON, METHOD, Post, Posted, SESSION, cancelled_id, describe, error_code, error_kind,
+    error_text, fault, fault_of, header_text, headers_of, id_text, is_kind, own_headers, retry_after, says_other_era,
+    says_session_lost, send_kind, status_kind,
 };
-use super::{AskDoor, FaultKind, listing};
+use super::{AskDoor, FaultKind};
+use crate::bulk::{Share, aside};
 use crate::net::{Challenge, EgressClient, EgressRefusal};
-use crate::run::mend::{mended, mended_text};
+use crate::run::mend::mended;
 
 /// Of an error's body so much is looked at, for so long: the status alone decides.
 const ERROR_PREFIX: usize = 16 * 1024;
@@ -54,14 +54,16 @@ pub(super) struct TrackedClient {
 pub(super) struct Shared {
     http: EgressClient,
     url: Url,
-    max_bytes: usize,
+    pub(super) max_bytes: usize,
+    /// What the tenant may take in at once.
+    share: Share,
     discover_patience: Duration,
     /// Calls that are out, by the id on the wire: a resumed stream brings answers that only the id connects.
-    calls: DashMap<String, Arc<Attempt>>,
+    pub(super) calls: DashMap<String, Arc<Attempt>>,
     /// Ids whose cancellation the server was told already.
     told: DashSet<String>,
     /// The ids of its calls in the era without sessions.
-    ids: Ids,
+    pub(super) ids: Ids,
     /// What the last failed request of the connection itself (handshake, listing) failed of.
     pub(super) last_fault: Mutex<Option<(FaultKind, String)>>,
     pub(super) session_lost: AtomicBool,
@@ -70,7 +72,7 @@ pub(super) struct Shared {
     /// Whether it let the question for its era pass in silence.
     was_silent: AtomicBool,
     /// Hears of announcements as they are read.
-    ears: Arc<Ears>,
+    pub(super) ears: Arc<Ears>,
     listening: Listening,
     /// What the server asked and has no answer to.
     pub(super) owed: Arc<Owed>,
@@ -82,7 +84,7 @@ impl TrackedClient {
     pub(super) fn new(
         http: EgressClient,
         (url, bearer): (Url, Option<Bearer>),
-        max_bytes: usize,
+        (max_bytes, share): (usize, Share),
         discover_patience: Duration,
         ears: Arc<Ears>,
     ) -> Self {
@@ -91,6 +93,7 @@ impl TrackedClient {
             http,
             url,
             max_bytes,
+            share,
             discover_patience,
             calls: DashMap::new(),
             told: DashSet::new(),
@@ -272,8 +275,8 @@ impl TrackedClient {
         if !is_kind(response.headers(), JSON) {
             return post.unreadable("the answer is neither JSON nor an event stream");
         }
-        let bytes = match body::read(response, self.shared.max_bytes).await {
-            Ok(bytes) => bytes,
+        let (bytes, hold) = match body::read(response, self.shared.max_bytes, &self.shared.share).await {
+            Ok(read) => read,
             Err(BodyFault::TooLarge(start)) => {
                 let outline = Outline::of(&start);
                 if !outline.is_response || outline.id.is_some_and(|id| !post.is_asked(&id)) {
@@ -284,7 +287,8 @@ impl TrackedClient {
             }
             Err(BodyFault::Broken) => return post.unreadable("the connection broke in the middle of the answer"),
         };
-        post.take_body(&bytes, session)
+        let _until_read = post.hold(hold);
+        aside(bytes.len(), || post.take_body(&bytes, session))
     }
 
     /// Reads a status that is no success: the status decides, the body only adds words.
@@ -334,58 +338,11 @@ impl TrackedClient {
     ) -> BoxStream<'static, SseEvent> {
         let (observer, shared) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let overflow = move |start: &[u8]| shared.outgrown(start, own.as_deref());
-        let events =
-            body::events(response, self.shared.max_bytes, move |event| observer.observe(event, is_list), overflow);
+        let observe = move |event: &mut Sse, hold| observer.observe(event, hold, is_list);
+        let events = body::events(response, (self.shared.max_bytes, &self.shared.share), observe, overflow);
         let owed = Arc::clone(&self.shared.owed);
         let events = events.filter_map(move |came| Arc::clone(&owed).admit(came));
         let (mut watch, shared) = (Watch::default(), Arc::clone(&self.shared));
         events.inspect(move |came| watch.see(came, &shared.listening)).boxed()
-    }
-}
-
-impl Shared {
-    /// Looks at one event on its way to the library, and writes down what it says of a call. `false`: the library must
-    /// not read it.
-    fn observe(&self, event: &mut Sse, is_list: bool) -> bool {
-        if let Some(Cow::Owned(readable)) = event.data.as_deref().map(mended_text) {
-            event.data = Some(readable);
-        }
-        if announces_change(event) {
-            self.ears.saw();
-        }
-        let (answer, is_readable) = answer_in(event);
-        if let Some((id, stage)) = answer
-            && let Some(attempt) = self.calls.get(&id_text(&id))
-        {
-            match &stage {
-                Stage::Answered(message) if is_list => event.data = Some(listing::readable(message).to_string()),
-                Stage::Answered(message) => {
-                    if let Some(own) = self.ids.library_id(&id) {
-                        event.data = Some(with_id(message, own).to_string());
-                    }
-                }
-                _ => {}
-            }
-            attempt.settle(stage);
-        }
-        is_readable
-    }
-
-    /// Looks at the beginning of an event that is too large: `true` when it answers a call, which is then settled.
-    fn outgrown(&self, start: &[u8], own: Option<&Attempt>) -> bool {
-        let outline = Outline::of_event(start);
-        if !outline.is_response {
-            return false;
-        }
-        let named = outline.id.map(|id| self.calls.get(&id_text(&id)).map(|call| Arc::clone(&call)));
-        let answered = match &named {
-            Some(named) => named.as_deref(),
-            // A stream that answers a request brings no other response.
-            None => own,
-        };
-        if let Some(attempt) = answered {
-            attempt.settle(Stage::TooLarge(Excess::Bytes(self.max_bytes)));
-        }
-        answered.is_some()
     }
 }

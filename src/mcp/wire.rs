@@ -12,13 +12,14 @@ use rmcp::model::{
 };
 use rmcp::transport::streamable_http_client::{StreamableHttpError, StreamableHttpPostResponse};
 use serde_json::{Value, json};
-use sse_stream::Sse;
 
 use super::FaultKind;
 use super::attempt::{Attempt, Stage};
 use super::listing;
+use super::observe::seen;
 use super::params;
 use super::shape::{self, Excess};
+use crate::bulk::Hold;
 use crate::failpoint;
 pub(super) use crate::net::describe;
 use crate::run::mend::mended;
@@ -99,6 +100,13 @@ impl Post {
         self.attempt.as_ref().is_some_and(|attempt| attempt.is_call())
     }
 
+    /// Leaves the bytes of the answer with the attempt; of a message that is none they are the caller's.
+    pub(super) fn hold(&self, hold: Option<Hold>) -> Option<Hold> {
+        let Some(attempt) = &self.attempt else { return hold };
+        attempt.hold(hold);
+        None
+    }
+
     pub(super) fn settle(&self, stage: Stage) {
         if let Some(attempt) = &self.attempt {
             attempt.settle(stage);
@@ -158,12 +166,16 @@ impl Post {
             return self.unreadable("the answer carries another id than the request");
         }
         if let Some(object) = value.as_object_mut() {
-            object.insert("id".to_owned(), ours);
+            object.insert("id".to_owned(), ours.clone());
         }
         if self.is_discover && !is_error && !completes_discovery(&mut value) {
             return Ok(self.old_era("the answer to server/discover names no revision"));
         }
-        self.settle(Stage::Answered(value.clone()));
+        if self.is_call() {
+            self.settle(Stage::Answered(std::mem::replace(&mut value, seen(ours))));
+        } else {
+            self.settle(Stage::Answered(value.clone()));
+        }
         if self.is_list {
             value = listing::readable(&value);
         }
@@ -223,30 +235,6 @@ fn completes_discovery(answer: &mut Value) -> bool {
     true
 }
 
-/// Whether an event says that the server's tools changed.
-pub(super) fn announces_change(event: &Sse) -> bool {
-    const CHANGED: &str = "notifications/tools/list_changed";
-    // Read only where the word stands: answers are large and many.
-    let said = event.data.as_deref().filter(|data| data.contains(CHANGED));
-    let message = said.and_then(|data| serde_json::from_str::<Value>(data).ok());
-    message.is_some_and(|message| message.get("method").and_then(Value::as_str) == Some(CHANGED))
-}
-
-/// The answer that an event of a stream brings, as the server wrote it, with its id; and whether the event may be read
-/// by anybody.
-pub(super) fn answer_in(event: &Sse) -> (Option<(Value, Stage)>, bool) {
-    let Some(data) = event.data.as_deref() else { return (None, true) };
-    if let Some(excess) = shape::excess(data.as_bytes()) {
-        return (shape::answered_id(data.as_bytes()).map(|id| (id, Stage::TooLarge(excess))), false);
-    }
-    if !matches!(event.event.as_deref(), None | Some("" | "message")) {
-        return (None, true);
-    }
-    let message = serde_json::from_str::<Value>(data).ok();
-    let answer = message.filter(|message| message.get("result").is_some() || message.get("error").is_some());
-    (answer.and_then(|answer| Some((answer.get("id").cloned()?, Stage::Answered(answer)))), true)
-}
-
 pub(super) fn headers_of(custom: HashMap<HeaderName, HeaderValue>, session: Option<&str>) -> Result<HeaderMap, Fault> {
     let mut headers: HeaderMap = custom.into_iter().collect();
     headers.insert(header::ACCEPT, BOTH_KINDS);
@@ -300,15 +288,6 @@ pub(super) fn cancelled_id(message: &ClientJsonRpcMessage) -> Option<String> {
     let ClientJsonRpcMessage::Notification(notification) = message else { return None };
     let ClientNotification::CancelledNotification(cancelled) = &notification.notification else { return None };
     Some(id_text(&cancelled.params.request_id.clone()?.into_json_value()))
-}
-
-/// The same answer to a request of that id.
-pub(super) fn with_id(answer: &Value, id: Value) -> Value {
-    let mut answer = answer.clone();
-    if let Some(object) = answer.as_object_mut() {
-        object.insert("id".to_owned(), id);
-    }
-    answer
 }
 
 /// Ids compare as text: some servers answer `"7"` to `7`.

@@ -1,12 +1,17 @@
 //! What the model is given of the calls that it made: one result a call, in call order, whatever became of it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::call::{Backend, Call, Stage};
 use super::message::Content;
 use super::outcome::Cause;
 use super::tool_result::{Told, told};
-use super::view::{ViewLimits, within};
+use super::view::{ViewLimits, is_over, within};
+
+/// A larger result does not stay as it is once it is stored, in bytes.
+const LARGE: usize = 1024 * 1024;
+/// Room for the words that say what is left out, in bytes.
+const NOTICE: usize = 512;
 
 /// The results of a turn's calls. A call that is still open when they are given has no other result any more: the text
 /// says whether it was sent, and that it may have happened.
@@ -15,8 +20,7 @@ pub fn results(calls: &[Call], view: ViewLimits) -> Vec<Content> {
     let outputs: Vec<&Value> = results.iter().map(|(_, told, _)| &told.output).collect();
     let share = view.share(&outputs);
     let given = results.into_iter().map(|(call, told, is_error)| {
-        let (label, turn) = (&call.call_id, call.key.turn);
-        let whole = format!("The whole result is kept in the receipt of this call ({label}, turn {turn}).");
+        let whole = whole(call);
         Content::ToolResult {
             call_id: call.call_id.clone(),
             tool: call.tool.clone(),
@@ -26,6 +30,43 @@ pub fn results(calls: &[Call], view: ViewLimits) -> Vec<Content> {
         }
     });
     given.collect()
+}
+
+/// Lets go of what large results hold beyond what the model can come to be told of them, once they are stored: a turn has as many
+/// as its model makes calls. What is left is never shortened again, so what the model is told says how much there was. Results
+/// with pictures stay, which the model is told whole.
+pub fn forget_results(calls: &mut [Call], view: ViewLimits) {
+    let share = view.turn.checked_div(calls.len()).unwrap_or(view.turn).min(view.result);
+    let most = share.saturating_sub(NOTICE);
+    for call in calls {
+        let whole = whole(call);
+        match &mut call.stage {
+            Stage::Completed { output, .. } if is_over(output, LARGE) => {
+                let told = told(output);
+                if told.pictures.is_empty() {
+                    *output = json!({ "structuredContent": within(told.output, most, &whole) });
+                }
+            }
+            // The model is told the error.
+            Stage::Failed { output, .. } if output.as_ref().is_some_and(|output| is_over(output, LARGE)) => {
+                *output = None
+            }
+            Stage::Completed { .. }
+            | Stage::Failed { .. }
+            | Stage::Rejected { .. }
+            | Stage::Proposed
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Waiting { .. }
+            | Stage::Indeterminate { .. } => {}
+        }
+    }
+}
+
+/// Where people find the whole result of a call.
+fn whole(call: &Call) -> String {
+    let (label, turn) = (&call.call_id, call.key.turn);
+    format!("The whole result is kept in the receipt of this call ({label}, turn {turn}).")
 }
 
 /// What the model is told of a call, and whether it failed.

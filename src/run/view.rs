@@ -149,6 +149,11 @@ impl Room {
     }
 }
 
+/// Whether a value takes more than so many bytes of JSON. Looks at no more of it than that.
+pub fn is_over(value: &Value, bytes: usize) -> bool {
+    measured(value, bytes).is_none()
+}
+
 /// How many bytes of JSON a value takes, if no more than `most`. Looks at no more of it than that.
 fn measured(value: &Value, most: usize) -> Option<usize> {
     let mut left = most;

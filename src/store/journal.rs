@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::hub::Hub;
 use super::{Claim, ExecutorStore, OwnedCommit, StoreError};
+use crate::bulk::aside;
 use crate::failpoint;
 use crate::run::commit::Commit;
 
@@ -83,7 +84,15 @@ impl Journal {
     /// # Errors
     /// See [`JournalError`]. Dropping the future after it waited once does not take the commit back.
     pub async fn commit(&self, claim: &Claim, commit: &Commit) -> Result<(), JournalError> {
-        let commit = OwnedCommit::encode(claim, commit)?;
+        self.commit_large(claim, 0, commit).await
+    }
+
+    /// The same of a commit that has at least so many bytes.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn commit_large(&self, claim: &Claim, bytes: usize, commit: &Commit) -> Result<(), JournalError> {
+        let commit = aside(bytes, || OwnedCommit::encode(claim, commit))?;
         let (answer, answered) = oneshot::channel();
         if self.queue.send(Waiting { commit, answer }).await.is_err() {
             return Err(JournalError::Closed);

@@ -11,8 +11,9 @@ use crate::source::{self, Place, SourceFile, Token, places};
 const IMPORTS: &[(&str, &[&str])] = &[
     ("run", &[]),
     ("failpoint", &[]),
+    ("bulk", &["run"]),
     ("clock", &["run"]),
-    ("store", &["run", "failpoint"]),
+    ("store", &["run", "bulk", "failpoint"]),
     ("net", &["run"]),
     ("policy", &["run", "store"]),
     ("secrets", &["run", "store"]),
@@ -21,12 +22,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("telemetry", &["config"]),
     ("schema", &["run"]),
     ("model", &["run", "net", "secrets"]),
-    ("mcp", &["run", "net", "schema", "secrets", "failpoint"]),
+    ("mcp", &["run", "bulk", "net", "schema", "secrets", "failpoint"]),
     ("oauth", &["run", "clock", "net", "store", "secrets"]),
-    ("dispatch", &["run", "mcp", "oauth", "schema", "store", "secrets", "net"]),
-    ("commands", &["run", "clock", "store", "dispatch", "schema", "policy", "secrets", "net", "failpoint"]),
-    ("executor", &["run", "clock", "store", "model", "dispatch", "policy", "secrets", "failpoint"]),
-    ("http", &["run", "clock", "commands", "auth", "store"]),
+    ("dispatch", &["run", "bulk", "mcp", "oauth", "schema", "store", "secrets", "net"]),
+    ("commands", &["run", "bulk", "clock", "store", "dispatch", "schema", "policy", "secrets", "net", "failpoint"]),
+    ("executor", &["run", "bulk", "clock", "store", "model", "dispatch", "policy", "secrets", "failpoint"]),
+    ("http", &["run", "bulk", "clock", "commands", "auth", "store"]),
 ];
 
 /// Modules that build everything and so know everything.

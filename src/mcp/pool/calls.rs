@@ -37,7 +37,8 @@ impl McpPool {
         let request = ToolRequest { progress: request.progress.cleaned(&target.told), ..request };
         // Its state is large, and a drive holds one for each of its calls.
         let outcome = Box::pin(self.call_until_done(tenant, target, &request, &cancel)).await;
-        let outcome = target.told.now().outcome(outcome);
+        let (told, bytes) = (target.told.now(), request.held.bytes());
+        let outcome = self.bulk.work(bytes, || told.outcome(outcome)).await;
         metrics::counter!("countersign_mcp_calls_total", "outcome" => word(&outcome)).increment(1);
         metrics::histogram!("countersign_mcp_call_seconds").record(started.elapsed().as_secs_f64());
         outcome

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::bulk::Share;
 use crate::mcp::connection::Connection;
 use crate::mcp::era::Eras;
 use crate::mcp::stdio::{self, Children};
@@ -21,14 +22,15 @@ impl Dialer {
         Self { http, settings, eras: Arc::default(), children }
     }
 
-    /// Opens a connection within the target's connect time.
+    /// Opens a connection of a tenant that may take so much in, within the target's connect time.
     ///
     /// # Errors
     /// What went wrong, in words without secrets.
-    pub(super) async fn open(&self, target: &McpTarget) -> Result<Connection, McpFault> {
+    pub(super) async fn open(&self, target: &McpTarget, share: &Share) -> Result<Connection, McpFault> {
+        let settings = (self.settings, share);
         let opened = match &target.endpoint {
-            Endpoint::Http(url) => Connection::open_http(&self.http, url, target, self.settings, &self.eras).await,
-            Endpoint::Stdio(server) => stdio::open(server, &self.children, target, self.settings, &self.eras).await,
+            Endpoint::Http(url) => Connection::open_http(&self.http, url, target, settings, &self.eras).await,
+            Endpoint::Stdio(server) => stdio::open(server, &self.children, target, settings, &self.eras).await,
         };
         let transport = target.endpoint.transport();
         match &opened {

@@ -29,6 +29,7 @@ use self::slot::{Failure, Held, Pooled, Slot};
 use super::catalog::Subscription;
 use super::stdio::Children;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
+use crate::bulk::Bulk;
 use crate::net::EgressClient;
 use crate::run::binding::ServedCatalog;
 use crate::run::ids::{Fence, RunUid, TenantId};
@@ -47,6 +48,7 @@ pub struct McpPool {
     closing: CancellationToken,
     /// Compiled schemas of tools, for whoever checks their arguments and results.
     schemas: Arc<Schemas>,
+    bulk: Bulk,
 }
 
 impl McpPool {
@@ -69,12 +71,18 @@ impl McpPool {
             breakers: Breakers::new(settings.breaker),
             closing: CancellationToken::new(),
             schemas: Arc::default(),
+            bulk: Bulk::new(settings.bulk_bytes),
         })
     }
 
     /// The compiled schemas of tools.
     pub fn schemas(&self) -> Arc<Schemas> {
         Arc::clone(&self.schemas)
+    }
+
+    /// What of large answers is in hand.
+    pub const fn bulk(&self) -> &Bulk {
+        &self.bulk
     }
 
     /// The tools of a server, at most `max_age` old and read over a connection that still lives. Connects if needed.
@@ -251,7 +259,7 @@ impl McpPool {
     async fn open(&self, tenant: &TenantId, target: &McpTarget, server: &str) -> Result<Pooled, McpFault> {
         let pass = self.breakers.admit(tenant, server)?;
         let place = self.place(tenant, server).await?;
-        let opened = self.dialer.open(target).await;
+        let opened = self.dialer.open(target, &self.bulk.of(tenant)).await;
         pass.ended(&opened);
         Ok(Pooled::new(opened?, target.endpoint.transport(), place))
     }

@@ -139,6 +139,7 @@ mod tests {
             idle_close: second,
             max_age: second,
             max_result_bytes: 1,
+            bulk_bytes: 1,
             cancel_grace: second,
             tenant_connections: 3,
             server_connections: 2,

@@ -2,6 +2,7 @@
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
+use crate::bulk::{Hold, Piece, Share};
 use crate::mcp::outline::START;
 
 /// One line, without its end.
@@ -11,6 +12,15 @@ pub(super) enum Line {
     Whole(Vec<u8>),
     /// It is longer than lines may be; this is how it begins. The rest is passed over.
     TooLong(Vec<u8>),
+}
+
+impl Line {
+    /// How much of it was kept, in bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Whole(text) | Self::TooLong(text) => text.len(),
+        }
+    }
 }
 
 /// The lines of a pipe. What was read stays when a future of `next` is dropped.
@@ -25,12 +35,25 @@ pub(super) struct Lines<R> {
     /// So much of one was passed over.
     passed_over: Option<usize>,
     has_ended: bool,
+    /// What a long line takes; `None`: lines are short.
+    piece: Option<Piece>,
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
     /// Lines of at most `max` bytes. When one is longer, `pass_over` bytes of it may follow until it ends.
     pub(super) fn new(pipe: R, max: usize, pass_over: usize) -> Self {
-        Self { pipe, read: Vec::new(), seen: 0, max, pass_over, passed_over: None, has_ended: false }
+        let (read, passed_over, has_ended) = (Vec::new(), None, false);
+        Self { pipe, read, seen: 0, max, pass_over, passed_over, has_ended, piece: None }
+    }
+
+    /// The same, where a long line waits until it may be read on.
+    pub(super) fn shared(pipe: R, max: usize, pass_over: usize, share: Share) -> Self {
+        Self { piece: Some(Piece::new(share)), ..Self::new(pipe, max, pass_over) }
+    }
+
+    /// What is held for the line that came last.
+    pub(super) fn take_hold(&mut self, line: &Line) -> Option<Hold> {
+        self.piece.as_mut()?.whole(line.len())
     }
 
     /// The next line; `None` once the pipe is closed, or floods us without an end of a line.
@@ -42,6 +65,9 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             if self.has_ended || self.passed_over.is_some_and(|bytes| bytes > self.pass_over) {
                 self.has_ended = true;
                 return None;
+            }
+            if let Some(piece) = &mut self.piece {
+                piece.grow(self.read.len(), self.max).await;
             }
             match self.pipe.read_buf(&mut self.read).await {
                 Ok(1..) => {}

@@ -1,7 +1,7 @@
 //! MCP servers that are processes of this node: declared by the operator, one process for each tenant.
 //!
-//! `process` starts and ends them, `lines` and `errors` read what they write, `input` writes to them, `transport` is the
-//! protocol over their pipes and knows what was written of a call. Here is how the two eras are told apart: a server that speaks the older one may
+//! `process` starts and ends them, `lines` and `errors` read what they write, `input` writes to them, `reading` tells what
+//! their lines say, `transport` is the protocol over their pipes and knows what was written of a call. Here is how the two eras are told apart: a server that speaks the older one may
 //! never answer the question for the newer, or take it amiss, so it is asked by a process of its own.
 
 mod errors;
@@ -9,6 +9,7 @@ mod guard;
 mod input;
 mod lines;
 mod process;
+mod reading;
 mod transport;
 
 use std::fmt;
@@ -28,10 +29,12 @@ pub(super) use transport::StdioLink;
 use self::process::Process;
 use self::transport::StdioTransport;
 use super::connection::Connection;
+use super::ears::Ears;
 use super::era::Eras;
 use super::handshake::lifecycle_of;
 use super::link::Link;
 use super::{FaultKind, McpFault, McpTarget, PoolSettings};
+use crate::bulk::Share;
 
 /// Longest wait for an answer to the question for the newer era.
 const PROBE_PATIENCE: Duration = Duration::from_secs(3);
@@ -83,7 +86,7 @@ pub(super) async fn open(
     server: &Arc<StdioServer>,
     children: &Children,
     target: &McpTarget,
-    settings: PoolSettings,
+    (settings, share): (PoolSettings, &Share),
     eras: &Arc<Eras>,
 ) -> Result<Connection, McpFault> {
     let (name, until) = (target.endpoint.server(), Instant::now() + Duration::from_millis(target.timeouts.connect_ms));
@@ -91,8 +94,10 @@ pub(super) async fn open(
         let (process, pipes) = Process::start(server, children).await.map_err(|error| {
             McpFault::of(FaultKind::Process, format!("The MCP server could not be started: {error}."))
         })?;
-        let (transport, link) = StdioTransport::new(server, process, pipes, settings.max_result_bytes);
-        Connection::open_on((transport, Link::Stdio(link)), target, lifecycle, patience, (&name, eras)).await
+        let ears = Ears::new(true);
+        let limits = (settings.max_result_bytes, share.clone());
+        let (transport, link) = StdioTransport::new(server, process, pipes, limits, &ears);
+        Connection::open_on((transport, Link::Stdio(link), ears), target, lifecycle, patience, (&name, eras)).await
     };
     let mut was_silent = false;
     if !eras.is_old(&name) {

@@ -11,7 +11,7 @@ use dashmap::{DashMap, DashSet};
 use http::HeaderMap;
 use parking_lot::Mutex;
 use rmcp::RoleClient;
-use rmcp::model::{ClientJsonRpcMessage, ErrorData, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::Transport;
 use serde_json::Value;
 use tokio::process::ChildStdout;
@@ -21,16 +21,16 @@ use tokio_util::sync::CancellationToken;
 use super::StdioServer;
 use super::errors::Errors;
 use super::input::{Input, PipeFault};
-use super::lines::{Line, Lines};
+use super::lines::Lines;
 use super::process::{Pipes, Process};
+use super::reading::Read;
+use crate::bulk::{Share, aside};
 use crate::failpoint;
 use crate::mcp::attempt::{Attempt, Route, Stage};
-use crate::mcp::outline::Outline;
-use crate::mcp::owed::{FLOOD, Owed, Taken, taken_back};
-use crate::mcp::shape::{self, Excess};
+use crate::mcp::ears::Ears;
+use crate::mcp::owed::{FLOOD, Owed, Taken};
 use crate::mcp::wire::{Post, cancellation, cancelled_id, id_text};
-use crate::mcp::{AskDoor, FaultKind, listing};
-use crate::run::mend::mended;
+use crate::mcp::{AskDoor, FaultKind};
 
 /// Noise between two messages that is passed over, in bytes.
 const NOISE_MAX: usize = 4 * 1024 * 1024;
@@ -45,32 +45,20 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(in crate::mcp) struct StdioLink(Arc<Shared>);
 
-struct Shared {
-    input: tokio::sync::Mutex<Input>,
-    max_bytes: usize,
+pub(super) struct Shared {
+    pub(super) input: tokio::sync::Mutex<Input>,
+    pub(super) max_bytes: usize,
+    /// Hears of announcements as they are read.
+    pub(super) ears: Arc<Ears>,
     /// Calls that are out, by the id on the wire.
-    calls: DashMap<String, Arc<Attempt>>,
+    pub(super) calls: DashMap<String, Arc<Attempt>>,
     /// Ids whose cancellation the server was told already.
-    told: DashSet<String>,
+    pub(super) told: DashSet<String>,
     /// What the server asked and has no answer to.
-    owed: Arc<Owed>,
-    last_fault: Mutex<Option<(FaultKind, String)>>,
+    pub(super) owed: Arc<Owed>,
+    pub(super) last_fault: Mutex<Option<(FaultKind, String)>>,
     /// Cancelled once nothing can be written any more.
-    gone: CancellationToken,
-}
-
-/// What a line turned out to be.
-enum Read {
-    /// A message for the protocol library.
-    Message(Box<ServerJsonRpcMessage>),
-    /// One that asks for something: its id, and its size in bytes.
-    Request(String, usize, Box<ServerJsonRpcMessage>),
-    /// Nothing.
-    Nothing,
-    /// So many bytes that are no message.
-    Noise(usize),
-    /// The beginning of something so large that nobody can tell what it answers.
-    Flood,
+    pub(super) gone: CancellationToken,
 }
 
 /// The pipes as the protocol library uses them.
@@ -91,11 +79,13 @@ impl StdioTransport {
         server: &Arc<StdioServer>,
         process: Process,
         pipes: Pipes,
-        max_bytes: usize,
+        (max_bytes, share): (usize, Share),
+        ears: &Arc<Ears>,
     ) -> (Self, StdioLink) {
         let shared = Arc::new(Shared {
             input: tokio::sync::Mutex::new(Input::new(pipes.input)),
             max_bytes,
+            ears: Arc::clone(ears),
             calls: DashMap::new(),
             told: DashSet::new(),
             owed: Owed::new(&server.name),
@@ -106,7 +96,7 @@ impl StdioTransport {
         let transport = Self {
             shared,
             process: Some(process),
-            output: Lines::new(pipes.output, max_bytes, max_bytes.saturating_mul(PASS_OVER)),
+            output: Lines::shared(pipes.output, max_bytes, max_bytes.saturating_mul(PASS_OVER), share),
             errors: Errors::new(server, pipes.errors),
             noise: 0,
             held: None,
@@ -128,22 +118,11 @@ impl StdioTransport {
                     return held.map(|(_, _, message)| message);
                 }
             }
-            let until = self.until;
-            let line = tokio::select! {
-                line = self.output.next() => line,
-                () = self.errors.read_on() => continue,
-                status = exited(&mut self.process), if until.is_none() => {
-                    self.shared.failed(format!("its process ended ({status})"));
-                    self.until = Some(Instant::now() + LAST_WORDS);
-                    continue;
-                }
-                () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => None,
-            };
-            let Some(line) = line else {
+            let Some(read) = self.read_line().await else {
                 self.name_the_end().await;
                 return None;
             };
-            match self.shared.read(line) {
+            match read {
                 Read::Message(message) => {
                     self.noise = 0;
                     return Some(*message);
@@ -171,6 +150,23 @@ impl StdioTransport {
                 }
             }
         }
+    }
+
+    /// What the next line says; `None` once there will be none. What comes beside it says nothing.
+    async fn read_line(&mut self) -> Option<Read> {
+        let until = self.until;
+        let line = tokio::select! {
+            line = self.output.next() => line?,
+            () = self.errors.read_on() => return Some(Read::Nothing),
+            status = exited(&mut self.process), if until.is_none() => {
+                self.shared.failed(format!("its process ended ({status})"));
+                self.until = Some(Instant::now() + LAST_WORDS);
+                return Some(Read::Nothing);
+            }
+            () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => return None,
+        };
+        let hold = self.output.take_hold(&line);
+        Some(aside(line.len(), || self.shared.read(line, hold)))
     }
 
     /// Writes down why the output ended: most often because the process did, at the same moment.
@@ -322,77 +318,5 @@ impl Shared {
         input.finish(&self.gone).await?;
         input.begin(&text);
         input.finish(&self.gone).await
-    }
-
-    /// Looks at one line on its way to the library, and writes down what it says of a call.
-    fn read(&self, line: Line) -> Read {
-        let text = match line {
-            Line::Whole(text) => text,
-            Line::TooLong(start) => return self.outgrown(&start),
-        };
-        let text = mended(&text);
-        let text = text.trim_ascii();
-        if text.is_empty() {
-            return Read::Nothing;
-        }
-        if !text.starts_with(b"{") {
-            return Read::Noise(text.len());
-        }
-        if let Some(excess) = shape::excess(text) {
-            return shape::answered_id(text).map_or(Read::Noise(text.len()), |id| self.excess(&id, excess));
-        }
-        let Ok(mut value) = serde_json::from_slice::<Value>(text) else { return Read::Noise(text.len()) };
-        let is_answer = value.get("method").is_none()
-            && (value.get("result").is_some() || value.get("error").is_some_and(Value::is_object));
-        let id = value.get("id").filter(|_| is_answer).cloned();
-        if let Some(id) = &id
-            && let Some(attempt) = self.calls.get(&id_text(id))
-        {
-            attempt.settle(Stage::Answered(value.clone()));
-            if attempt.is_list() {
-                value = listing::readable(&value);
-            }
-            if let (Some(object), Some(route)) = (value.as_object_mut(), attempt.route()) {
-                object.insert("id".to_owned(), route.id);
-            }
-        }
-        match (serde_json::from_value(value), id) {
-            (Ok(ServerJsonRpcMessage::Request(request)), _) => {
-                let id = id_text(&request.id.clone().into_json_value());
-                Read::Request(id, text.len(), Box::new(ServerJsonRpcMessage::Request(request)))
-            }
-            (Ok(message), _) => {
-                if let Some(id) = taken_back(&message) {
-                    self.owed.settle(&id);
-                }
-                Read::Message(Box::new(message))
-            }
-            (Err(_malformed), Some(id)) => self.error(&id, "the answer cannot be read"),
-            (Err(_malformed), None) => Read::Noise(text.len()),
-        }
-    }
-
-    /// A line that is too long: when it answers a call, that is settled.
-    fn outgrown(&self, start: &[u8]) -> Read {
-        let outline = Outline::of(start);
-        match outline.id.filter(|_| outline.is_response) {
-            Some(id) => self.excess(&id, Excess::Bytes(self.max_bytes)),
-            None => Read::Flood,
-        }
-    }
-
-    fn excess(&self, id: &Value, excess: Excess) -> Read {
-        if let Some(attempt) = self.calls.get(&id_text(id)) {
-            attempt.settle(Stage::TooLarge(excess));
-        }
-        self.error(id, &format!("the answer {excess}"))
-    }
-
-    /// Ends the library's wait for an answer that it cannot have.
-    fn error(&self, id: &Value, why: &str) -> Read {
-        let ours = self.calls.get(&id_text(id)).and_then(|attempt| attempt.route()).map(|route| route.id);
-        let id = serde_json::from_value::<RequestId>(ours.unwrap_or_else(|| id.clone())).ok();
-        let error = ErrorData::internal_error(why.to_owned(), None);
-        id.map_or(Read::Nothing, |id| Read::Message(Box::new(ServerJsonRpcMessage::error(error, Some(id)))))
     }
 }

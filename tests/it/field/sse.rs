@@ -47,7 +47,11 @@ async fn field_a072_nothing_on_the_way_may_hold_a_stream_back_or_change_it() {
 #[tokio::test]
 async fn field_a073_a081_a_quiet_stream_stays_open_and_its_comments_carry_no_number() {
     // Far shorter than the silence: a limit of the connection that counted against an open answer would end it.
-    let connection = ConnectionLimits { head: Duration::from_millis(500), acknowledge: Duration::from_secs(2) };
+    let connection = ConnectionLimits {
+        head: Duration::from_millis(500),
+        acknowledge: Duration::from_secs(2),
+        ..ConnectionLimits::default()
+    };
     let grants = Grants { connection, ..Grants::default() };
     let database = Database::sqlite().await;
     let node = Node::start_as(&database, Setup { grants, ..Setup::default() }).await;

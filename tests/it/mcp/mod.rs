@@ -21,6 +21,7 @@ mod ways;
 use std::sync::Arc;
 use std::time::Duration;
 
+use countersign::bulk::Held;
 use countersign::mcp::{
     BreakerSettings, Endpoint, MayLeave, McpPool, McpTarget, Offers, PoolSettings, ProgressSink, Told, ToolRequest,
 };
@@ -37,6 +38,7 @@ pub(crate) fn settings() -> PoolSettings {
         idle_close: Duration::from_mins(1),
         max_age: Duration::from_mins(10),
         max_result_bytes: 64 * 1024,
+        bulk_bytes: 64 * 1024 * 1024,
         cancel_grace: Duration::from_millis(300),
         tenant_connections: 100,
         server_connections: 100,
@@ -88,6 +90,7 @@ pub(crate) fn charge(amount: u64) -> ToolRequest {
         may_leave: MayLeave::new(|| true),
         asks: None,
         continuation: None,
+        held: Held::default(),
     }
 }
 

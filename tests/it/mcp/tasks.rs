@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use countersign::bulk::Held;
 use countersign::mcp::{McpPool, McpTarget, TaskRequest};
 use countersign::run::outcome::{Answer, Outcome};
 use parking_lot::Mutex;
@@ -20,6 +21,7 @@ fn task() -> TaskRequest {
         first_after: Duration::ZERO,
         total: Duration::from_secs(8),
         output_schema: None,
+        held: Held::default(),
     }
 }
 
