@@ -9,6 +9,7 @@ mod credential;
 mod declared;
 mod fresh;
 mod gate;
+mod out;
 mod registry;
 mod target;
 mod told;
@@ -19,13 +20,13 @@ use std::time::Duration;
 use futures::future::join_all;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
 pub use catalogs::{Catalogs, Unreachable, Watched};
 pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
+pub use out::{Out, Wait};
 pub use registry::SecretFault;
 
 use crate::bulk::{Bulk, Held};
@@ -61,28 +62,6 @@ pub struct Caller {
     pub may_leave: MayLeave,
     /// Where servers' questions go that may ask the run.
     pub asks: mpsc::Sender<ServerAsk>,
-}
-
-/// What a call that is out is watched by.
-pub struct Out {
-    /// Ends it.
-    pub cancel: CancellationToken,
-    /// Hears how far it has come.
-    pub progress: ProgressSink,
-    /// Keeps the bytes of a large answer.
-    pub held: Held,
-}
-
-/// How a task is waited for.
-pub struct Wait {
-    /// Ends it.
-    pub cancel: CancellationToken,
-    /// How long the call is out already.
-    pub waited: Duration,
-    /// Whether the server named the task just now, and wants to be left alone at first.
-    pub is_new: bool,
-    /// Keeps the bytes of a large answer.
-    pub held: Held,
 }
 
 /// Reaches servers for runs.

@@ -49,7 +49,7 @@ pub fn forget_results(calls: &mut [Call], view: ViewLimits) {
             }
             // The model is told the error.
             Stage::Failed { output, .. } if output.as_ref().is_some_and(|output| is_over(output, LARGE)) => {
-                *output = None
+                *output = None;
             }
             Stage::Completed { .. }
             | Stage::Failed { .. }
@@ -83,5 +83,77 @@ fn result(call: &Call) -> (&Call, Told, bool) {
         Stage::Proposed | Stage::Pending => (call, text("The run ended before this call was sent."), true),
         Stage::Executing { .. } | Stage::Waiting { .. } => (call, text(Cause::LostResponse.message()), true),
         Stage::Indeterminate { cause, .. } => (call, text(cause.message()), true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::ids::{CallId, CallKey};
+    use crate::run::outcome::ToolError;
+    use crate::run::policy::Judged;
+    use crate::run::time::Timestamp;
+
+    fn call(position: u32, stage: Stage) -> Call {
+        Call {
+            key: CallKey { turn: 1, position },
+            call_id: CallId::new(format!("call_{position}")),
+            tool: "t".to_owned(),
+            input: json!({}),
+            target: None,
+            attempt: 1,
+            turned_away: 0,
+            asked: None,
+            task: None,
+            decided_by: None,
+            judged: Judged::default(),
+            stage,
+            created_at: Timestamp::from_millis(0),
+        }
+    }
+
+    fn done(position: u32, output: Value) -> Call {
+        call(position, Stage::Completed { settled_at: Timestamp::from_millis(0), output })
+    }
+
+    fn text(text: &str) -> Value {
+        json!({ "content": [{ "type": "text", "text": text }] })
+    }
+
+    #[test]
+    fn what_is_let_go_of_is_not_told_and_what_is_told_says_how_much_there_was() {
+        let view = ViewLimits::default();
+        let large = json!({ "content": [], "structuredContent": { "content": vec!["x".repeat(100); 20_000] } });
+        let failed = ToolError::new("tool-error", "no");
+        let failed =
+            Stage::Failed { settled_at: Timestamp::from_millis(0), error: failed, output: Some(large.clone()) };
+        let mut calls = vec![
+            done(0, text(&"y".repeat(3_000_000))),
+            done(1, large),
+            call(2, failed),
+            done(3, text("small")),
+            call(4, Stage::Pending),
+        ];
+        let before = results(&calls, view);
+        forget_results(&mut calls, view);
+        for call in &calls {
+            let (Stage::Completed { output, .. } | Stage::Failed { output: Some(output), .. }) = &call.stage else {
+                continue;
+            };
+            assert!(!is_over(output, 100_000), "{}", call.key.position);
+        }
+        let after = results(&calls, view);
+        let told = |content: &Content| match content {
+            Content::ToolResult { output, is_error, .. } => (output.to_string(), *is_error),
+            _ => panic!("no result"),
+        };
+        let (before, after): (Vec<_>, Vec<_>) = (before.iter().map(told).collect(), after.iter().map(told).collect());
+        assert_eq!((&before[2..], &before[0].1), (&after[2..], &after[0].1));
+        for (at, says) in [(0, "of 3000000 bytes are left out here"), (1, "bytes are too many to be shown")] {
+            assert!(after[at].0.contains(says), "{}", after[at].0.len());
+            assert_eq!(after[at].0.matches("The whole result is kept in the receipt").count(), 1);
+            let (least, most) = (before[at].0.len() - 20_000, before[at].0.len() + 1_000);
+            assert!((least..most).contains(&after[at].0.len()), "{} of {}", after[at].0.len(), before[at].0.len());
+        }
     }
 }

@@ -85,6 +85,12 @@ def call(id, name, given):
         for number in range(given["times"]):
             write('{"jsonrpc":"2.0","id":"p%d","method":"ping"}\n' % number)
         answer(id, text("done"))
+    elif name == "notices":
+        for number in range(given["times"]):
+            params = {"level": "info", "data": number}
+            write(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": params}) + "\n")
+        write(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}) + "\n")
+        answer(id, text("done"))
     elif name == "deaf":
         signal.pause()
     else:

@@ -259,7 +259,7 @@ impl McpPool {
     async fn open(&self, tenant: &TenantId, target: &McpTarget, server: &str) -> Result<Pooled, McpFault> {
         let pass = self.breakers.admit(tenant, server)?;
         let place = self.place(tenant, server).await?;
-        let opened = self.dialer.open(target, &self.bulk.of(tenant)).await;
+        let opened = Box::pin(self.dialer.open(target, &self.bulk.of(tenant))).await;
         pass.ended(&opened);
         Ok(Pooled::new(opened?, target.endpoint.transport(), place))
     }

@@ -52,3 +52,39 @@ async fn a_body_that_is_declared_too_large_is_refused_before_it_comes() {
     assert_eq!(answer, b"HTTP/1.1 413");
     closing.cancel();
 }
+
+/// A connection that stays open, once its first request is answered.
+async fn open(address: std::net::SocketAddr) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    answered(&mut client).await;
+    client
+}
+
+async fn answered(client: &mut TcpStream) {
+    let mut answer = vec![0; 12];
+    timeout(SOON, client.read_exact(&mut answer)).await.expect("an answer").unwrap();
+    assert_eq!(answer, b"HTTP/1.1 200");
+}
+
+#[tokio::test]
+async fn a_connection_beyond_the_limit_waits_until_one_has_ended() {
+    let server = Server::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = ConnectionLimits { most: 2, ..ConnectionLimits::default() };
+    let (tasks, closing) = (TaskTracker::new(), CancellationToken::new());
+    let serving = tasks.spawn(serve(listener, server.router.clone(), limits, tasks.clone(), closing.clone()));
+    let (first, second) = (open(address).await, open(address).await);
+    let mut third = TcpStream::connect(address).await.unwrap();
+    third.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let mut nothing = [0; 1];
+    assert!(timeout(Duration::from_millis(300), third.read(&mut nothing)).await.is_err(), "it waits");
+    drop(first);
+    answered(&mut third).await;
+    drop((second, third));
+    // A server that is full can be stopped.
+    let _full = (open(address).await, open(address).await);
+    closing.cancel();
+    timeout(SOON, serving).await.expect("it ends").unwrap();
+}

@@ -65,6 +65,30 @@ async fn a_server_that_asks_without_an_end_takes_no_memory_and_nobody_elses_time
     assert!(node.log().contains("more requests of its own than a connection may bring"), "{}", node.log());
 }
 
+#[tokio::test]
+async fn many_large_results_at_once_take_a_bounded_memory_and_every_call_ends() {
+    const RESULT: usize = 3 * 1024 * 1024;
+    let database = Database::sqlite().await;
+    let settings = [("COUNTERSIGN_RESULTS_IN_FLIGHT_BYTES", "67108864")];
+    let (node, fake) = (Product::start_with(&database.url, &settings).await, FakeMcp::start().await);
+    let large = "x".repeat(RESULT);
+    fake.on_call(move |_| Reply::text(&large));
+    let before = node.memory();
+    for id in ["a", "b", "c", "d"] {
+        let body = run_on(id, &vec![("charge", json!({})); 4], json!([{ "url": format!("{}/{id}", fake.url()) }]));
+        node.post("/v1/runs", &body, 201).await;
+    }
+    let rested = async {
+        for id in ["a", "b", "c", "d"] {
+            let run = node.rested(id).await;
+            assert_eq!(run["status"], "completed", "{run:#}");
+        }
+    };
+    let ((), memory, wait) = watch(&node, rested).await;
+    assert!(memory < before + 160, "{memory} MiB, {before} before");
+    assert!(wait < Duration::from_secs(2), "another tenant waited {wait:?}");
+}
+
 async fn all_of_a_run_is_read_page_by_page_however_large_its_results_are(database: Database) {
     const RESULT: usize = 6 * 1024 * 1024;
     let (node, fake) = (Product::start(&database).await, FakeMcp::start().await);
