@@ -9,5 +9,6 @@ mod matrix;
 mod properties;
 mod reconcile;
 mod recovery;
+mod trouble;
 mod turns;
 mod world;
