@@ -179,11 +179,12 @@ const fn failed_code(trigger: Trigger) -> &'static str {
     }
 }
 
-/// People allowed one more attempt. A deadline allows none of what cannot be undone.
+/// People allowed one more attempt. A deadline allows none of what cannot be undone, and no more than a rule that says so
+/// by itself: silence repeats nothing without end.
 pub(super) fn allow_repeat(draft: &mut Draft<'_>, key: CallKey, by_deadline: bool) {
     let Some(call) = draft.envelope.calls.iter().find(|call| call.key == key) else { return };
     let Stage::Indeterminate { cause, since, .. } = call.stage else { return };
-    if by_deadline && is_irreversible(call) {
+    if by_deadline && (is_irreversible(call) || call.taken() >= MAX_ATTEMPTS) {
         deny_repeat(draft, key, "Nobody allowed another attempt in time.");
     } else {
         draft.move_call(key, Stage::Indeterminate { cause, since, authorized: true });

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use super::dice::Dice;
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply};
 use crate::support::product::{Options, Product};
 use crate::support::world::run_on;
 
 /// Rounds of each race; `COUNTERSIGN_TEST_RACES` asks for more.
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 5;
 /// Voters of one race.
 const VOTERS: usize = 50;
 
@@ -78,22 +79,24 @@ fn rounds() -> usize {
 async fn race(nodes: &[Arc<Product>; 2], run: usize, open: &[Value]) -> Vec<(usize, u16, Value)> {
     let mut votes = Vec::new();
     for voter in 0..VOTERS {
-        let node = Arc::clone(&nodes[voter % 2]);
+        let mut dice = Dice::new(run as u64, "votes", voter as u64);
+        let node = Arc::clone(&nodes[if dice.roll(2) == 0 { 0 } else { 1 }]);
         let paths: Vec<_> = open.iter().map(vote_path).collect();
-        votes.push(async move {
+        let turned = usize::from(dice.roll(2) == 0);
+        let decisions: Vec<_> = paths.iter().map(|_| if dice.roll(3) == 0 { "deny" } else { "approve" }).collect();
+        votes.push((dice.roll(u64::MAX), async move {
             let mut got = Vec::new();
-            let turned = (voter * 7 + run) % 2;
             for at in 0..paths.len() {
                 let which = (at + turned) % paths.len();
-                let decision = if (voter + which + run).is_multiple_of(3) { "deny" } else { "approve" };
-                let body = json!({ "decision": decision });
+                let body = json!({ "decision": decisions[which] });
                 let (status, answer) = node.vote_as(&format!("voter{voter}"), &paths[which], &body).await;
                 got.push((which, status, answer));
             }
             got
-        });
+        }));
     }
-    futures::future::join_all(votes).await.concat()
+    votes.sort_by_key(|(place, _)| *place);
+    futures::future::join_all(votes.into_iter().map(|(_, vote)| vote)).await.concat()
 }
 
 #[tokio::test]

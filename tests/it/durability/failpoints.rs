@@ -22,34 +22,72 @@ const AT_ONCE: usize = 6;
 
 /// What happens, told by a client.
 #[derive(Clone, Copy)]
-struct Scenario {
-    name: &'static str,
+pub(super) struct Scenario {
+    pub(super) name: &'static str,
     /// How the run ends.
-    status: &'static str,
+    pub(super) status: &'static str,
     /// How many calls get a receipt.
-    receipts: usize,
-    body: fn(&FakeMcp) -> Value,
-    act: for<'a> fn(&'a mut Site, &'a FakeMcp, &'a Value) -> BoxFuture<'a, String>,
+    pub(super) receipts: usize,
+    pub(super) body: fn(&FakeMcp) -> Value,
+    pub(super) act: for<'a> fn(&'a mut Site, &'a FakeMcp, &'a Value) -> BoxFuture<'a, String>,
+    /// Which tools may be sent again without a person's word.
+    pub(super) repeats: fn(&str) -> bool,
 }
 
-const CHARGE: Scenario =
-    Scenario { name: "a charge, then text", status: "completed", receipts: 1, body: charge, act: settle };
-const TURNS: Scenario =
-    Scenario { name: "two turns of several calls", status: "completed", receipts: 3, body: turns, act: settle };
-const CANCEL: Scenario =
-    Scenario { name: "a cancel during a call", status: "cancelled", receipts: 1, body: silence, act: cancel };
-const RETRY: Scenario =
-    Scenario { name: "a retry of a lost answer", status: "completed", receipts: 1, body: reset, act: settle };
-const DRAIN: Scenario = Scenario { name: "a graceful stop", status: "completed", receipts: 5, body: long, act: stop };
+pub(super) fn only_look(tool: &str) -> bool {
+    tool == "look"
+}
 
-const REFRESH: Scenario =
-    Scenario { name: "a catalog that changes", status: "completed", receipts: 2, body: changing, act: accept };
+const CHARGE: Scenario = Scenario {
+    name: "a charge, then text",
+    status: "completed",
+    receipts: 1,
+    body: charge,
+    act: settle,
+    repeats: only_look,
+};
+const TURNS: Scenario = Scenario {
+    name: "two turns of several calls",
+    status: "completed",
+    receipts: 3,
+    body: turns,
+    act: settle,
+    repeats: only_look,
+};
+const CANCEL: Scenario = Scenario {
+    name: "a cancel during a call",
+    status: "cancelled",
+    receipts: 1,
+    body: silence,
+    act: cancel,
+    repeats: only_look,
+};
+const RETRY: Scenario = Scenario {
+    name: "a retry of a lost answer",
+    status: "completed",
+    receipts: 1,
+    body: reset,
+    act: settle,
+    repeats: only_look,
+};
+const DRAIN: Scenario =
+    Scenario { name: "a graceful stop", status: "completed", receipts: 5, body: long, act: stop, repeats: only_look };
+
+const REFRESH: Scenario = Scenario {
+    name: "a catalog that changes",
+    status: "completed",
+    receipts: 2,
+    body: changing,
+    act: accept,
+    repeats: only_look,
+};
 const TASK: Scenario = Scenario {
     name: "a charge that its server goes on with",
     status: "completed",
     receipts: 1,
     body: task,
     act: settle,
+    repeats: only_look,
 };
 
 fn run(script: Value, fake: &FakeMcp) -> Value {
@@ -169,7 +207,7 @@ fn accept<'a>(site: &'a mut Site, fake: &'a FakeMcp, body: &'a Value) -> BoxFutu
     .boxed()
 }
 
-fn settle<'a>(site: &'a mut Site, _fake: &'a FakeMcp, body: &'a Value) -> BoxFuture<'a, String> {
+pub(super) fn settle<'a>(site: &'a mut Site, _fake: &'a FakeMcp, body: &'a Value) -> BoxFuture<'a, String> {
     async move {
         let id = site.create(body).await;
         site.settle(&id).await;
@@ -234,7 +272,7 @@ async fn pass_through(scenario: Scenario, kind: Kind, log: &Path, kill: Option<&
         sleep(Duration::from_millis(10)).await;
     }
     let evidence = site.evidence(&id).await;
-    let faults = evidence.faults(&seen_keys(&fake), |tool| tool == "look");
+    let faults = evidence.faults(&seen_keys(&fake), scenario.repeats);
     assert!(faults.is_empty(), "{faults:#?}\n{:#?}\n{}", evidence.events, site.log());
     assert_eq!(evidence.run["status"], scenario.status, "{}", evidence.run);
     // A run that is cancelled early has not made its call.
@@ -246,7 +284,7 @@ async fn pass_through(scenario: Scenario, kind: Kind, log: &Path, kill: Option<&
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Sqlite,
     Postgres,
 }
@@ -320,7 +358,7 @@ struct Swept {
     slowest_word: Duration,
 }
 
-async fn sweep(scenario: Scenario, kind: Kind) {
+pub(super) async fn sweep(scenario: Scenario, kind: Kind) {
     let folder = tempfile::tempdir().unwrap();
     let unarmed = folder.path().join("unarmed");
     pass_through(scenario, kind, &unarmed, None, false).await;

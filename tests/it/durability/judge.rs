@@ -75,6 +75,9 @@ impl Evidence {
     fn judge_calls(&self, repeats: &impl Fn(&str) -> bool, faults: &mut Vec<String>) {
         let mut calls: HashMap<(u64, String), Told> = HashMap::new();
         for event in &self.events {
+            if let Some((turn, id)) = allowed_by_people(event) {
+                calls.entry((turn, id)).or_default().allowed += 1;
+            }
             let Some(id) = event["call_id"].as_str() else { continue };
             let told = calls.entry((event["turn"].as_u64().unwrap_or(0), id.to_owned())).or_default();
             let (tool, attempt) = (event["tool"].as_str().unwrap_or_default(), event["attempt"].as_u64());
@@ -149,8 +152,23 @@ impl Evidence {
                 && event["resolution"] == "retry"
                 && (&event["turn"], &event["call_id"]) == (&receipt["turn"], &receipt["call_id"])
         };
-        self.events.iter().filter(names).count() as u64
+        let by_people = |event: &&Value| {
+            let call = allowed_by_people(event);
+            call.is_some_and(|(turn, id)| {
+                (receipt["turn"].as_u64(), receipt["call_id"].as_str()) == (Some(turn), Some(&id))
+            })
+        };
+        let (one, others) = (self.events.iter().filter(names), self.events.iter().filter(by_people));
+        (one.count() + others.count()) as u64
     }
+}
+
+/// The call of which people approved one more attempt by this event.
+fn allowed_by_people(event: &Value) -> Option<(u64, String)> {
+    let approval = &event["approval"];
+    let approved = event["type"] == "approval-decided" && approval["status"] == "approved";
+    let call = || Some((approval["turn"].as_u64()?, approval["call_id"].as_str()?.to_owned()));
+    if approved && approval["kind"] == "repeat" { call() } else { None }
 }
 
 /// Tests of the judge itself: a check that cannot fail proves nothing.

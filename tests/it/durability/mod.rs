@@ -11,6 +11,7 @@ mod nodes;
 mod pauses;
 mod questions;
 mod rooms;
+mod ruled;
 mod silence;
 mod site;
 mod soak;

@@ -182,6 +182,12 @@ impl Site {
         self.ask(Method::POST, &format!("/v1/runs/{id}/resume"), Some(body), None).await
     }
 
+    /// Approves what people are asked, and gives the answer.
+    pub(super) async fn approve(&mut self, approval: &str) -> (u16, Value) {
+        let body = json!({"decision": "approve"});
+        self.ask(Method::POST, &format!("/v1/approvals/{approval}/decisions"), Some(&body), None).await
+    }
+
     /// Within lease + 2 s somebody is told that a call which the crash interrupted is undecided.
     pub(super) fn clock_the_word(&mut self, run: &Value) {
         let crashed = run["pending"]["reconciliations"].as_array().unwrap().iter().any(|call| call["cause"] == "crash");

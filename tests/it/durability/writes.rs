@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use countersign::app::App;
 use countersign::clock::SystemClock;
-use countersign::commands::{CommandError, CreateRun, RequestKey, ResumeRun};
+use countersign::commands::{CommandError, CreateRun, DecideApproval, RequestKey, ResumeRun};
 use countersign::config::Config;
 use countersign::run::call::idempotency_key;
 use countersign::run::ids::RunId;
@@ -18,8 +18,9 @@ use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::failpoints::{reset, silence, turns};
+use super::failpoints::{only_look, reset, silence, turns};
 use super::judge::{Evidence, seen_keys};
+use super::ruled::{any, asked, raised, ruled};
 use super::site::named;
 use crate::support::database::Database;
 use crate::support::fake_mcp::FakeMcp;
@@ -99,6 +100,26 @@ impl Bench {
         }
     }
 
+    /// Brings the run to its end: whatever people are asked is approved.
+    async fn approve_all(&self, id: &RunId) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let view = self.rested(id).await;
+            if view.head.status.is_terminal() {
+                return;
+            }
+            for open in &view.head.state.approvals.open {
+                let vote: DecideApproval = serde_json::from_value(json!({"decision": "approve"})).unwrap();
+                match self.app.commands.approval_decide(&asker(), open.approval.id, vote).await {
+                    // A vote whose answer was lost finds its approval decided.
+                    Ok(_) | Err(CommandError::Store(_) | CommandError::ApprovalDecided(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            assert!(Instant::now() < deadline, "{id} does not settle: {:?}", view.head);
+        }
+    }
+
     async fn cancel(&self, id: &RunId) {
         let deadline = Instant::now() + PATIENCE;
         while let Err(fault) = self.app.commands.cancel(&asker(), id).await {
@@ -140,16 +161,57 @@ struct Scenario {
     receipts: usize,
     body: fn(&FakeMcp) -> Value,
     act: for<'a> fn(&'a Bench, &'a FakeMcp, &'a RunId) -> BoxFuture<'a, ()>,
+    /// Which tools may be sent again without a person's word.
+    repeats: fn(&str) -> bool,
 }
 
-const TURNS: Scenario = Scenario { name: "two turns", status: "completed", receipts: 3, body: turns, act: settle };
-const RETRY: Scenario = Scenario { name: "a retry", status: "completed", receipts: 1, body: reset, act: settle };
-const CANCEL: Scenario = Scenario { name: "a cancel", status: "cancelled", receipts: 1, body: silence, act: cancel };
-const WAIT: Scenario =
-    Scenario { name: "a cancel at rest", status: "cancelled", receipts: 1, body: reset, act: drop_it };
+const TURNS: Scenario =
+    Scenario { name: "two turns", status: "completed", receipts: 3, body: turns, act: settle, repeats: only_look };
+const RETRY: Scenario =
+    Scenario { name: "a retry", status: "completed", receipts: 1, body: reset, act: settle, repeats: only_look };
+const CANCEL: Scenario =
+    Scenario { name: "a cancel", status: "cancelled", receipts: 1, body: silence, act: cancel, repeats: only_look };
+const WAIT: Scenario = Scenario {
+    name: "a cancel at rest",
+    status: "cancelled",
+    receipts: 1,
+    body: reset,
+    act: drop_it,
+    repeats: only_look,
+};
+
+const ASKED: Scenario = Scenario {
+    name: "a lost call that people have sent again",
+    status: "completed",
+    receipts: 1,
+    body: asked,
+    act: vote,
+    repeats: only_look,
+};
+const RAISED: Scenario = Scenario {
+    name: "a limit that people raise",
+    status: "completed",
+    receipts: 1,
+    body: raised,
+    act: vote,
+    repeats: only_look,
+};
+const RULED: Scenario = Scenario {
+    name: "a lost call that a rule has sent again",
+    status: "completed",
+    receipts: 1,
+    body: ruled,
+    act: settle,
+    repeats: any,
+};
 
 fn settle<'a>(bench: &'a Bench, _fake: &'a FakeMcp, id: &'a RunId) -> BoxFuture<'a, ()> {
     bench.settle(id).boxed()
+}
+
+/// Approves whatever people are asked.
+fn vote<'a>(bench: &'a Bench, _fake: &'a FakeMcp, id: &'a RunId) -> BoxFuture<'a, ()> {
+    bench.approve_all(id).boxed()
 }
 
 fn cancel<'a>(bench: &'a Bench, fake: &'a FakeMcp, id: &'a RunId) -> BoxFuture<'a, ()> {
@@ -179,7 +241,7 @@ async fn pass_through(scenario: Scenario, postgres: bool, fault: Option<Fault>) 
     let id = bench.create(&body).await;
     (scenario.act)(&bench, &fake, &id).await;
     let evidence = bench.evidence(&id).await;
-    let faults = evidence.faults(&seen_keys(&fake), |tool| tool == "look");
+    let faults = evidence.faults(&seen_keys(&fake), scenario.repeats);
     assert!(faults.is_empty(), "{faults:#?}\n{:#?}", evidence.events);
     assert_eq!((evidence.run["status"].as_str(), evidence.receipts.len()), (Some(scenario.status), scenario.receipts));
     let runs = bench.app.store.run_list(&asker().tenant, &RunFilter::default(), None, 10).await.unwrap();
@@ -234,4 +296,7 @@ writes!(
     a_retry_survives_the_failure_of_every_write: RETRY,
     a_cancel_survives_the_failure_of_every_write: CANCEL,
     a_cancel_at_rest_survives_the_failure_of_every_write: WAIT,
+    what_people_decide_of_a_lost_call_survives_the_failure_of_every_write: ASKED,
+    a_limit_that_people_raise_survives_the_failure_of_every_write: RAISED,
+    a_rule_for_a_lost_call_survives_the_failure_of_every_write: RULED,
 );

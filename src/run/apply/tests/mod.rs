@@ -10,5 +10,6 @@ mod matrix;
 mod properties;
 mod reconcile;
 mod recovery;
+mod trouble;
 mod turns;
 mod world;
