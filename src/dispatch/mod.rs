@@ -10,6 +10,7 @@ mod fresh;
 mod gate;
 mod registry;
 mod target;
+mod tasks;
 mod told;
 
 use std::sync::Arc;
