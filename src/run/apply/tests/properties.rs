@@ -220,7 +220,11 @@ impl World {
             1 => ended(&self.memory, turn("", &[("x", "charge")])),
             2 => ended(&self.memory, turn("", &[("x", "charge"), ("x", "look"), ("", "put"), ("y", "nope")])),
             3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
-            4 => Fact::ModelFailed { error: crate::run::result::RunError::new("model-error", "busy"), retry: true },
+            4 => Fact::ModelFailed {
+                error: crate::run::result::RunError::new("model-error", "busy"),
+                retry: true,
+                refused: None,
+            },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
     }
