@@ -180,6 +180,9 @@ pub fn rotate_secrets() -> anyhow::Result<()> {
     })?;
     let first = keys.first_id();
     print(&format!("{} secrets were sealed anew under the key {first:?}.\n", rotated.resealed))?;
+    if rotated.forgotten > 0 {
+        print(&format!("{} access tokens under other keys were forgotten.\n", rotated.forgotten))?;
+    }
     if rotated.left.is_empty() {
         return print(&format!("Every stored secret is under {first:?} now.\n"));
     }

@@ -245,6 +245,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn field_a025_a026_no_arguments_are_an_empty_object() {
+        let mut without = binding();
+        without.tools[0].input_schema = json!({ "type": "object", "properties": { "note": { "type": "string" } } });
+        for arguments in ["", " \n\t"] {
+            let call = WrittenCall { id: None, tool: "charge".into(), arguments: arguments.into() };
+            let mut gate = Gate::new(Arc::default(), TenantId::parse("acme").unwrap());
+            let ruling = gate.rule(&without, &call).await;
+            assert!(matches!(&ruling, Ruling::Admit { input, .. } if *input == json!({})), "{ruling:?}");
+        }
+        check("charge", "", Some("invalid-arguments"), "amount").await;
+    }
+
+    #[tokio::test]
     async fn b206_invalid_arguments_and_unknown_names_never_reach_the_boundary() {
         check("charge", r#"{"amount":5}"#, None, r#"{"amount":5}"#).await;
         check("charge", r#"{"amount":117.63331139400017}"#, None, r#"{"amount":117.63331139400017}"#).await;

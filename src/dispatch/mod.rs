@@ -12,6 +12,7 @@ mod gate;
 mod out;
 mod registry;
 mod target;
+mod tasks;
 mod told;
 
 use std::sync::Arc;

@@ -33,7 +33,10 @@ impl Opened {
     }
 
     fn is(&self, other: &Self) -> bool {
-        self.hosts == other.hosts && self.value.expose_secret() == other.value.expose_secret()
+        // What a secret bought depends on the very put, so the same value again leads elsewhere too.
+        self.put_at == other.put_at
+            && self.hosts == other.hosts
+            && self.value.expose_secret() == other.value.expose_secret()
     }
 }
 

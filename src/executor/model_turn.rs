@@ -179,14 +179,14 @@ impl Drive<'_> {
     }
 
     async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {
-        let (code, after) = match failed.kind {
-            ModelErrorKind::Retryable { after } => ("model-error", Some(after)),
-            ModelErrorKind::ContextOverflow => ("context-overflow", None),
-            ModelErrorKind::Refused => ("model-error", None),
-            ModelErrorKind::ToolRefused => ("model-tool-refused", None),
+        let (code, after, refused) = match failed.kind {
+            ModelErrorKind::Retryable { after } => ("model-error", Some(after), None),
+            ModelErrorKind::ContextOverflow => ("context-overflow", None, None),
+            ModelErrorKind::Refused => ("model-error", None, None),
+            ModelErrorKind::ToolRefused { tool } => ("model-tool-refused", None, Some(tool)),
         };
         let error = RunError::new(code, failed.message);
-        self.decide(Fact::ModelFailed { error, retry: after.is_some() }).await?;
+        self.decide(Fact::ModelFailed { error, retry: after.is_some(), refused }).await?;
         let (false, Some(told)) = (self.envelope.head.status.is_terminal(), after) else { return Ok(()) };
         let failures = self.envelope.head.state.model_failures;
         self.pause(wait_before_retry(told, failures, self.claim.uid)).await.map(drop)

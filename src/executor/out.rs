@@ -17,6 +17,7 @@ use crate::bulk::{Held, aside};
 use crate::dispatch::{Out, ProgressSink, Wait};
 use crate::failpoint;
 use crate::run::call::{Call, Stage};
+use crate::run::envelope::Envelope;
 use crate::run::event::Progress;
 use crate::run::fact::Fact;
 use crate::run::given::forget_results;
@@ -113,7 +114,8 @@ impl Drive<'_> {
         let (shared, bytes) = (Arc::clone(self.shared), held.bytes());
         let _storing = shared.parts.dispatch.bulk().storing(bytes).await;
         let decided = self.decide_with(bytes, Fact::CallEnded { key, outcome }).await;
-        aside(bytes, || forget_results(&mut self.envelope.calls, self.envelope.view));
+        let Envelope { id, calls, view, .. } = &mut self.envelope;
+        aside(bytes, || forget_results(id, calls, *view));
         decided
     }
 

@@ -27,6 +27,7 @@ mod params;
 mod pool;
 mod progress;
 mod promise;
+mod questions;
 mod session_stream;
 mod shape;
 mod sight;

@@ -35,8 +35,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::asks;
 use super::attempt::{HttpRefusal, Stage};
+use super::questions;
 use super::shape::{Excess, MAX_BLOCKS};
 use crate::run::call::Task;
 use crate::run::json::is_too_deep;
@@ -172,7 +172,7 @@ fn by_answer(mut message: Value, promised: Option<Promised<'_>>, told: &Redactor
         Some("task") => return task_of(&output).map_or(Outcome::Unknown(Cause::LostResponse), Outcome::Deferred),
         // The server did what it could without the replies, and wants the same call again with them.
         Some("input_required") => {
-            return match asks::questions(&output) {
+            return match questions::of(&output) {
                 Ok(questions) => Outcome::InputRequired(Box::new(questions)),
                 Err(why) => {
                     let why = told.cut(&told.torn(&why), MESSAGE_MAX);

@@ -156,14 +156,7 @@ impl McpPool {
     async fn end(&self, tenant: &TenantId, target: &McpTarget, task: &TaskRequest, cause: Cause) -> Outcome {
         let grace = self.settings.cancel_grace;
         let ending = async {
-            let question = |attempt: &Arc<Attempt>| {
-                let mut cancel = CancelTaskRequest::new(CancelTaskParams::new(task.id.clone()));
-                cancel.extensions.insert(Arc::clone(attempt));
-                ClientRequest::CancelTaskRequest(cancel)
-            };
-            if let Err(fault) = self.ask(tenant, target, question, &Held::default()).await {
-                tracing::debug!(%fault, "a task could not be cancelled");
-            }
+            self.tell_unwanted(tenant, target, &task.id).await;
             loop {
                 match self.state_of(tenant, target, task).await {
                     // That it stopped does not say that it had done nothing.
@@ -177,6 +170,28 @@ impl McpPool {
             }
         };
         tokio::time::timeout(grace, ending).await.unwrap_or(Outcome::Unknown(cause))
+    }
+
+    /// Tells the server once that a task is not wanted any more, in the grace time of a cancelled call. `false`: it did
+    /// not say that it heard so.
+    pub async fn abandon(&self, tenant: &TenantId, target: &McpTarget, task: &str) -> bool {
+        let telling = self.tell_unwanted(tenant, target, task);
+        tokio::time::timeout(self.settings.cancel_grace, telling).await.unwrap_or(false)
+    }
+
+    async fn tell_unwanted(&self, tenant: &TenantId, target: &McpTarget, task: &str) -> bool {
+        let question = |attempt: &Arc<Attempt>| {
+            let mut cancel = CancelTaskRequest::new(CancelTaskParams::new(task.to_owned()));
+            cancel.extensions.insert(Arc::clone(attempt));
+            ClientRequest::CancelTaskRequest(cancel)
+        };
+        match self.ask(tenant, target, question, &Held::default()).await {
+            Ok(stage) => matches!(stage, Stage::Answered(_)),
+            Err(fault) => {
+                tracing::debug!(%fault, "a task could not be cancelled");
+                false
+            }
+        }
     }
 
     /// Nobody answers for this run: the server need not wait.

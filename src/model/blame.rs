@@ -14,7 +14,7 @@ pub(super) fn blame(error: ModelError, tools: &[String]) -> ModelError {
          `tools` of its server's entry, or have its server change its schema: {}",
         error.message
     );
-    ModelError { kind: ModelErrorKind::ToolRefused, message }
+    ModelError { kind: ModelErrorKind::ToolRefused { tool: tool.clone() }, message }
 }
 
 /// A tool whose name stands in quotes.
@@ -50,7 +50,7 @@ mod tests {
         match tool {
             None => assert_eq!(told, error),
             Some(tool) => {
-                assert_eq!(told.kind, ModelErrorKind::ToolRefused, "{message}");
+                assert_eq!(told.kind, ModelErrorKind::ToolRefused { tool: tool.to_owned() }, "{message}");
                 assert!(
                     told.message.contains(&format!("the tool '{tool}'")) && told.message.ends_with(message),
                     "{told}"

@@ -64,7 +64,7 @@ pub struct ModelError {
 }
 
 /// What can be done about a failed request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelErrorKind {
     /// Ask again: overloaded, rate limited, unreachable, cut off. Not before the provider's `Retry-After`.
     Retryable {
@@ -75,8 +75,11 @@ pub enum ModelErrorKind {
     ContextOverflow,
     /// The provider does not accept the request or the key: asking again is certain to fail.
     Refused,
-    /// The provider does not accept one of the tools, which the message names.
-    ToolRefused,
+    /// The provider does not accept one of the tools on offer.
+    ToolRefused {
+        /// Its offered name.
+        tool: String,
+    },
 }
 
 /// The parts of one turn, in order. An error is the last item; a stream that ends with neither [`ModelPart::Ended`] nor

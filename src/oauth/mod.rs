@@ -136,7 +136,8 @@ impl Tokens {
 
     /// The source of the tokens of a grant. Asks nobody.
     pub fn source(self: &Arc<Self>, tenant: &TenantId, grant: Grant, secret: ClientSecret) -> TokenSource {
-        let key = TokenKey { tenant: tenant.clone(), identity: grant.identity(tenant, &secret) };
+        let key =
+            TokenKey { tenant: tenant.clone(), secret: secret.name.clone(), identity: grant.identity(tenant, &secret) };
         if self.entries.len() >= 64 && self.entries.len().is_power_of_two() {
             self.entries.retain(|_, entry| entry.strong_count() > 0);
         }

@@ -125,9 +125,12 @@ pub struct HeadState {
     pub limits: Option<Limits>,
     /// Milliseconds of work in earlier legs.
     pub worked_ms: i64,
-    /// When the current leg began.
+    /// When the current leg began; later by as long as it only waited for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg_began_at: Option<Timestamp>,
+    /// Since when the current leg only waits for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_since: Option<Timestamp>,
     /// What limits look at besides.
     #[serde(default, skip_serializing_if = "Pace::is_empty")]
     pub pace: Pace,
@@ -315,8 +318,20 @@ impl Envelope {
 
     /// Milliseconds of work so far; waiting for people does not count.
     pub fn worked_ms(&self, now: Timestamp) -> i64 {
-        let this_leg = self.head.state.leg_began_at.map_or(0, |began| now.millis_since(began));
+        let until = self.head.state.idle_since.unwrap_or(now);
+        let this_leg = self.head.state.leg_began_at.map_or(0, |began| until.millis_since(began));
         self.head.state.worked_ms.saturating_add(this_leg)
+    }
+
+    /// Whether everything that is out waits for people: each call for an answer or a vote, and no sample is being made.
+    pub fn only_waits_for_people(&self) -> bool {
+        let state = &self.head.state;
+        let asks = |key: CallKey| {
+            state.asks.open.iter().any(|open| open.call == key)
+                || state.approvals.open.iter().any(|open| open.call == key)
+        };
+        let mut out = self.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).peekable();
+        state.asks.reserved.is_empty() && out.peek().is_some() && out.all(|call| asks(call.key))
     }
 
     /// The undecided calls as readers see them.

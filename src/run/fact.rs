@@ -67,6 +67,8 @@ pub enum Fact {
         error: RunError,
         /// Whether it is asked again.
         retry: bool,
+        /// The tool on offer for which the provider refused the whole request.
+        refused: Option<String>,
     },
     /// One attempt of a call ended.
     CallEnded {

@@ -82,7 +82,7 @@ fn open_results(run: &Envelope, said: &[Content]) -> Vec<Content> {
         | Content::Reasoning { .. }
         | Content::ToolResult { .. } => None,
     });
-    let mut known = results(&run.calls, ViewLimits::default()).into_iter();
+    let mut known = results(&run.id, &run.calls, ViewLimits::default()).into_iter();
     let result = |(label, tool): (&CallId, &String)| match known.next() {
         Some(Content::ToolResult { output, is_error, pictures, .. }) => {
             Content::ToolResult { call_id: label.clone(), tool: tool.clone(), output, is_error, pictures }

@@ -16,6 +16,11 @@ const WARNINGS_MAX: usize = 50;
 /// The most names in one warning.
 const NAMES_MAX: usize = 20;
 
+/// So many tools are set aside because the provider refuses them: each costs a request.
+const REFUSED_MAX: usize = 8;
+/// Why they are.
+const REFUSED: &str = "the model's provider refuses every request that offers it";
+
 /// The code of a warning about a tool that is not offered.
 pub const UNUSABLE: &str = "mcp-tool-unusable";
 /// The code of a warning about a tool that is offered otherwise than it is served.
@@ -30,6 +35,9 @@ pub struct Offer {
     /// Why it cannot be offered to any model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unusable: Option<String>,
+    /// Whether that is the word of this run's provider, and not of what is served.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_refused: bool,
     /// What was left out of it when it was read, for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -49,6 +57,10 @@ pub struct ToldAs {
 }
 
 impl Offer {
+    fn refuse(&mut self) {
+        (self.unusable, self.is_refused) = (Some(REFUSED.to_owned()), true);
+    }
+
     /// Whether it is offered as it is served.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
@@ -88,7 +100,7 @@ impl Warnings {
     }
 
     fn unusable(&mut self, name: &str, why: &str) {
-        self.add(WarningKind::UnsupportedTool, format!("MCP tool '{name}' is not offered: {why}."), UNUSABLE);
+        self.add(WarningKind::UnsupportedTool, not_offered(name, why), UNUSABLE);
     }
 
     fn finish(mut self) -> Vec<Warning> {
@@ -100,7 +112,42 @@ impl Warnings {
     }
 }
 
+fn not_offered(name: &str, why: &str) -> String {
+    format!("MCP tool '{name}' is not offered: {why}.")
+}
+
 impl Binding {
+    /// The revision that follows without a served tool that the provider refuses, and what is said of it. The record
+    /// stays what it is. `None`: there is no such tool, or too many were refused before.
+    pub fn without(&self, name: &str) -> Option<(Self, Warning)> {
+        let refused = self.hidden.iter().filter(|tool| tool.offer.is_refused).count();
+        let at = self.tools.iter().position(|tool| tool.is_served() && tool.name == name)?;
+        if refused >= REFUSED_MAX {
+            return None;
+        }
+        let mut next = Self { revision: self.revision.saturating_add(1), ..self.clone() };
+        let mut tool = next.tools.remove(at).into_served();
+        tool.offer.refuse();
+        let message = not_offered(&tool.name, REFUSED);
+        next.hidden.push(tool);
+        Some((next, Warning::mcp(WarningKind::UnsupportedTool, message, Some(UNUSABLE))))
+    }
+
+    /// Tools that are served as they were when the provider refused them are not offered to it again.
+    pub(super) fn keep_refusals_of(&mut self, before: &Self) {
+        let refused: HashSet<(&str, String)> = before
+            .hidden
+            .iter()
+            .filter(|tool| tool.offer.is_refused)
+            .map(|tool| (tool.recorded_name(), tool.digest()))
+            .collect();
+        for tool in self.tools.iter_mut().filter(|tool| tool.is_served()) {
+            if refused.contains(&(tool.recorded_name(), tool.digest())) {
+                tool.offer.refuse();
+            }
+        }
+    }
+
     /// This binding as a model of that provider is offered it.
     pub fn offered_to(mut self, provider: Provider) -> (Self, Vec<Warning>) {
         let mut warnings = Warnings::default();

@@ -94,3 +94,23 @@ fn what_was_offered_once_is_offered_anew_from_what_is_served() {
     let (twice, warnings) = once.clone().offered_to(Provider::Openai);
     assert_eq!((once, warnings.len()), (twice, 1));
 }
+
+#[test]
+fn field_a033_a_refused_tool_stays_aside_until_it_is_served_otherwise_and_only_so_many_are() {
+    let first = binding(&numbered(20)).offered_to(Provider::Openai).0;
+    let (next, warning) = first.without("tool_3").unwrap();
+    assert_eq!((next.revision, next.tools.len(), next.mcp == first.mcp), (2, 19, true));
+    assert_eq!(warning.message, format!("MCP tool 'tool_3' is not offered: {REFUSED}."));
+    assert_eq!(next.drift(&binding(&numbered(20))), None, "the record is what it was");
+    let is_aside = |binding: &Binding| binding.hidden.iter().any(|tool| tool.name == "tool_3");
+    let read_again = |served: Binding| served.following(&next).0.offered_to(Provider::Openai);
+    let (same, warnings) = read_again(binding(&numbered(21)));
+    assert_eq!((is_aside(&same), same.tools.len(), warnings), (true, 20, vec![warning]));
+    let mut mended = binding(&numbered(20));
+    mended.tools[3].description = Some("Mended.".to_owned());
+    assert!(!is_aside(&read_again(mended).0), "it is another tool now");
+
+    assert!(next.without("tool_3").is_none() && next.without("nobody").is_none());
+    let most = (4..11).try_fold(next, |binding, nth| Some(binding.without(&format!("tool_{nth}"))?.0)).unwrap();
+    assert!(most.without("tool_11").is_none(), "each costs a request");
+}

@@ -1,12 +1,13 @@
 //! The forms with which servers ask people. The protocol allows an object of plain fields and nothing else (revision
 //! 2025-11-25, elicitation: texts, numbers, truth values, choices of one or of several), so that any client can show
-//! them; this reads exactly that. A form that needs more (references, nesting, rules on the whole) is refused. What is
+//! them; this reads exactly that. A form that needs more (nesting, rules on the whole) is refused, and one that refers to
+//! definitions of its own is made flat first (`inline`). What is
 //! checked later is made of the words that were understood, and never the server's own text.
 
 use serde_json::{Map, Value, json};
 
 use super::compiled::{Flaw, Schema};
-use super::{AtDesk, Budget, cost};
+use super::{AtDesk, Budget, cost, inline};
 
 /// Most steps of one form: it is read where its question arrives.
 const FORM_STEPS: u64 = 20_000;
@@ -59,8 +60,16 @@ pub struct Form {
     defaults: Map<String, Value>,
 }
 
+/// The same form as the protocol allows it: without references.
+///
+/// # Errors
+/// Why it cannot be, in words that follow "the form".
+pub fn flat(form: &Value) -> Result<Value, String> {
+    inline::inlined(form)
+}
+
 impl Form {
-    /// Reads a form.
+    /// Reads a form that is flat.
     ///
     /// # Errors
     /// Why people cannot be asked with it, in words that follow "the form".
@@ -258,6 +267,19 @@ mod tests {
             "required": ["a"], "additionalProperties": false, "properties": { "a": { "type": "string" } } });
         assert!(Form::read(&whole, &mut Budget::of_forms()).is_ok());
         assert!(Form::read(&empty(), &mut Budget::of_forms()).is_ok());
+    }
+
+    #[test]
+    fn a_form_that_a_library_made_of_enumerations_is_read_once_it_is_flat() {
+        let form = json!({ "$defs": { "Color": { "enum": ["red", "green"], "title": "Color", "type": "string" } },
+            "properties": { "color": { "$ref": "#/$defs/Color" },
+                "second": { "$ref": "#/$defs/Color", "default": "green" },
+                "third": { "anyOf": [{ "$ref": "#/$defs/Color" }, { "type": "null" }], "default": null },
+                "others": { "default": [], "items": { "$ref": "#/$defs/Color" }, "title": "Others", "type": "array" } },
+            "required": ["color"], "title": "Choice", "type": "object" });
+        check_refused(&form, "'$ref'");
+        let read = Form::read(&flat(&form).unwrap(), &mut Budget::of_forms()).unwrap();
+        assert_eq!(Value::Object(read.defaults), json!({ "second": "green", "third": null, "others": [] }));
     }
 
     #[test]

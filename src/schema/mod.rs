@@ -11,6 +11,8 @@ mod cost;
 mod counted;
 mod desk;
 pub mod form;
+mod inline;
+mod pattern;
 
 use std::sync::Arc;
 

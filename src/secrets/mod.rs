@@ -4,10 +4,12 @@
 //! tenant, run, name and version, so a row that is moved to another place does not open there.
 
 mod decimal;
+mod fault;
 mod flow;
 mod held;
 pub mod hosts;
 mod pattern;
+mod place;
 mod redact;
 pub mod rotate;
 mod token;
@@ -21,6 +23,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use secrecy::{ExposeSecret, SecretString};
 use zeroize::Zeroizing;
 
+pub use fault::{KeyRingFault, SecretError};
 pub use flow::Flow;
 pub use held::{Found, RunSecrets};
 pub use redact::Redactor;
@@ -28,6 +31,7 @@ pub use redact::Redactor;
 use crate::run::ids::{RunUid, TenantId};
 use crate::store::SealedSecret;
 use crate::store::registry::{SealedPlace, SealedRow, StoredSecret};
+use place::{place, stored_place};
 
 /// Bytes of a master key.
 const KEY_LEN: usize = 32;
@@ -37,53 +41,6 @@ const NONCE_LEN: usize = 12;
 
 /// Longest key id.
 const KEY_ID_MAX: usize = 64;
-
-/// A run-scoped secret has one version: it never changes.
-const RUN_SECRET_VERSION: u32 = 1;
-
-/// Why a secret could not be sealed or opened. Names no value.
-#[derive(Debug, thiserror::Error)]
-pub enum SecretError {
-    /// The ring lacks the key that sealed it.
-    #[error("secret {name:?} is sealed under the key {key_id:?}, which is not among the master keys")]
-    UnknownKey {
-        /// The secret's name.
-        name: String,
-        /// The missing key.
-        key_id: String,
-    },
-    /// It was changed, cut, or belongs to another tenant, run, name or version.
-    #[error("secret {name:?} does not open under the key {key_id:?}: it was changed or moved")]
-    NotAuthentic {
-        /// The secret's name.
-        name: String,
-        /// The key that was tried.
-        key_id: String,
-    },
-    /// The cryptographic library refused.
-    #[error("secret {name:?} could not be sealed")]
-    NotSealed {
-        /// The secret's name.
-        name: String,
-    },
-}
-
-/// Why master keys do not read. Names no key material.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KeyRingFault {
-    /// There is none.
-    #[error("holds no key; the form is keyid:base64,… with keys of 32 bytes")]
-    Empty,
-    /// An entry without a colon, or with a key id that does not fit.
-    #[error("entry {0} is not keyid:base64 (a key id has 1 to 64 of A-Z a-z 0-9 . _ -)")]
-    Form(usize),
-    /// An entry whose key is not 32 bytes of base64.
-    #[error("the key {0:?} is not 32 bytes of base64")]
-    Length(String),
-    /// A key id that stands twice.
-    #[error("the key id {0:?} stands twice")]
-    Twice(String),
-}
 
 /// A master key only ever derives: the sealing key and the signing keys are each its digest of their purpose.
 struct MasterKey {
@@ -267,34 +224,6 @@ impl MasterKey {
 /// 32 bytes that serve one purpose only, so that no two uses ever share a key.
 fn derive(root: &hmac::Key, purpose: &str) -> hmac::Tag {
     hmac::sign(root, format!("countersign/{purpose}").as_bytes())
-}
-
-/// Where a run's secret belongs.
-fn place(tenant: &TenantId, run: RunUid, name: &str) -> Vec<u8> {
-    let version = RUN_SECRET_VERSION.to_string();
-    joined(&[
-        b"countersign/run-secret",
-        tenant.as_str().as_bytes(),
-        run.0.as_bytes(),
-        name.as_bytes(),
-        version.as_bytes(),
-    ])
-}
-
-/// Where a version of a stored secret belongs.
-fn stored_place(tenant: &TenantId, name: &str, version: u32) -> Vec<u8> {
-    let version = version.to_string();
-    joined(&[b"countersign/stored-secret", tenant.as_str().as_bytes(), name.as_bytes(), version.as_bytes()])
-}
-
-/// Unambiguous: every part stands behind its length.
-fn joined(parts: &[&[u8]]) -> Vec<u8> {
-    let mut out = Vec::new();
-    for part in parts {
-        out.extend_from_slice(&u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
-        out.extend_from_slice(part);
-    }
-    out
 }
 
 #[cfg(test)]

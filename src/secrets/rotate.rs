@@ -1,12 +1,12 @@
-//! Seals every secret anew under the first master key, so that the others can go. Works in small pieces beside running
+//! Seals every secret anew under the first master key, and forgets what else the others sealed, so that they can go. Works in small pieces beside running
 //! nodes: each value is replaced only while it is the one that was read, and what is put meanwhile stays.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{KeyRing, SecretError};
-use crate::store::StoreError;
 use crate::store::registry::RegistryStore;
+use crate::store::{StoreError, TokenStore};
 
 /// Values that are read at once.
 const BATCH: u32 = 100;
@@ -22,6 +22,8 @@ const PASSES: u32 = 10;
 pub struct Rotated {
     /// Values that are now under the first key and were not before.
     pub resealed: u64,
+    /// Access tokens that were forgotten: whoever needs one gets another.
+    pub forgotten: u64,
     /// Values that are not under the first key, because they do not open: how many, by what is wrong. Names no value.
     pub left: BTreeMap<String, u64>,
 }
@@ -30,7 +32,7 @@ pub struct Rotated {
 ///
 /// # Errors
 /// The store's; what was done until then stays.
-pub async fn rotate(store: &(impl RegistryStore + ?Sized), keys: &KeyRing) -> Result<Rotated, StoreError> {
+pub async fn rotate(store: &(impl RegistryStore + TokenStore + ?Sized), keys: &KeyRing) -> Result<Rotated, StoreError> {
     let mut rotated = Rotated::default();
     for _ in 0..PASSES {
         let before = rotated.resealed;
@@ -39,6 +41,7 @@ pub async fn rotate(store: &(impl RegistryStore + ?Sized), keys: &KeyRing) -> Re
             break;
         }
     }
+    rotated.forgotten = store.token_forget(keys.first_id()).await?;
     Ok(rotated)
 }
 

@@ -2,7 +2,8 @@
 
 use secrecy::SecretString;
 
-use super::{KeyRing, joined};
+use super::KeyRing;
+use super::place::joined;
 use crate::store::tokens::{SealedToken, TokenKey};
 
 impl KeyRing {
@@ -44,7 +45,11 @@ mod tests {
         let ring = KeyRing::parse(&format!("k1:{}", STANDARD.encode([1; 32]))).unwrap();
         let other = KeyRing::parse(&format!("k1:{}", STANDARD.encode([2; 32]))).unwrap();
         let renamed = KeyRing::parse(&format!("k2:{}", STANDARD.encode([1; 32]))).unwrap();
-        let key = |tenant: &str, byte| TokenKey { tenant: TenantId::parse(tenant).unwrap(), identity: [byte; 32] };
+        let key = |tenant: &str, byte| TokenKey {
+            tenant: TenantId::parse(tenant).unwrap(),
+            secret: "s".to_owned(),
+            identity: [byte; 32],
+        };
         let token = ring.seal_token(&key("acme", 1), 3, &SecretString::from("t0ken"), 5_000).unwrap();
         assert!(!String::from_utf8_lossy(&token.sealed).contains("t0ken"));
         let opens = |ring: &KeyRing, at: &TokenKey, token: &SealedToken| ring.open_token(at, token).is_some();

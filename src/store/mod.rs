@@ -13,6 +13,7 @@ pub mod agents;
 mod blobs;
 mod calls;
 mod codec;
+mod cut;
 mod fault;
 mod feed;
 pub mod follow;

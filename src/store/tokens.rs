@@ -12,6 +12,8 @@ use crate::run::ids::TenantId;
 pub struct TokenKey {
     /// Whose it is.
     pub tenant: TenantId,
+    /// The name of the secret that buys it: it is forgotten when that is replaced or deleted.
+    pub secret: String,
     /// The digest.
     pub identity: [u8; 32],
 }
@@ -47,10 +49,13 @@ pub trait TokenStore: Send + Sync {
     async fn token_turn(&self, key: &TokenKey, seen: i64, holder: Uuid, lease_ms: i64)
     -> Result<TokenTurn, StoreError>;
     /// Keeps the token that `holder` got, and ends its lease. `false`: somebody else has the turn, or had it since;
-    /// nothing changed. Lets go of the tenant's tokens that expired a day ago.
+    /// nothing changed. One whose secret was replaced meanwhile counts as kept and is not. Lets go of the tenant's tokens
+    /// that expired a day ago.
     async fn token_keep(&self, key: &TokenKey, holder: Uuid, token: &SealedToken) -> Result<bool, StoreError>;
     /// Gives the turn back without a token, if it is still `holder`'s.
     async fn token_waive(&self, key: &TokenKey, holder: Uuid) -> Result<(), StoreError>;
+    /// Forgets the tokens of all tenants that another master key than this one sealed, and says how many there were.
+    async fn token_forget(&self, key_id: &str) -> Result<u64, StoreError>;
 }
 
 /// How long an expired token is kept, in milliseconds: its version tells nodes that were away what they missed.

@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::McpPool;
 use super::slot::Lease;
+use crate::mcp::attempt::Stage;
 use crate::mcp::connection::CallLimits;
 use crate::mcp::outcome::{Promised, Remedy, classify};
 use crate::mcp::{FaultKind, McpFault, McpTarget, ToolRequest};
@@ -102,6 +103,9 @@ impl McpPool {
         let idle = Duration::from_millis(target.timeouts.call_ms);
         let limits = CallLimits { idle, total, cancel_grace: self.settings.cancel_grace };
         let (stage, ended) = lease.connection().attempt(request, limits, cancel).await;
+        // Some servers say so of a session that they forgot. Calls that are out go on.
+        let is_in_doubt =
+            matches!(&stage, Stage::Status(refusal) if refusal.status == 503) && lease.connection().has_sessions;
         let lost = (Outcome::Unknown(Cause::LostResponse), Remedy::None);
         let told = target.told.now();
         let judge = move |stage, promised: Option<Promised<'_>>| classify(stage, ended, promised, &told);
@@ -111,7 +115,7 @@ impl McpPool {
         if let Ok(mut held) = lease.slot.held.try_lock() {
             held.last_used = Some(Instant::now());
         }
-        if matches!(remedy, Remedy::NewSession | Remedy::Redial) {
+        if is_in_doubt || matches!(remedy, Remedy::NewSession | Remedy::Redial) {
             lease.drop_connection().await;
         }
         (outcome, remedy)

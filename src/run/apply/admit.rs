@@ -105,6 +105,7 @@ fn fresh_state(created_by: Actor) -> HeadState {
         limits: None,
         worked_ms: 0,
         leg_began_at: None,
+        idle_since: None,
         pace: Pace::default(),
         warnings: Vec::new(),
         output: None,

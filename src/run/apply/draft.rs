@@ -166,6 +166,18 @@ impl<'a> Draft<'a> {
         self.warn_of_new(set_aside);
     }
 
+    /// Opens a revision that does not offer this tool, since the provider takes no request with it. `false`: the run
+    /// cannot go on without it, or without so many.
+    pub(super) fn set_aside(&mut self, tool: &str) -> bool {
+        let Some((next, warning)) = self.envelope.binding.without(tool) else { return false };
+        let revision = next.revision;
+        self.bind(next);
+        let Drift { added, removed, changed } = Drift::default();
+        self.event(EventBody::BindingRevised { revision, added, removed, changed });
+        self.warn_of_new(vec![warning]);
+        true
+    }
+
     pub(super) fn progress(&mut self) {
         self.envelope.head.state.progressed = true;
         self.envelope.head.crashes = 0;
@@ -222,11 +234,27 @@ impl<'a> Draft<'a> {
         self.drop_reservations();
         let worked = self.envelope.worked_ms(self.now);
         self.envelope.head.state.worked_ms = worked;
-        self.envelope.head.state.leg_began_at = None;
+        (self.envelope.head.state.leg_began_at, self.envelope.head.state.idle_since) = (None, None);
         self.envelope.leg = Leg::Outside;
     }
 
-    pub(super) fn commit(self) -> Commit {
+    /// Stops the clock of a leg while it only waits for people, and lets it go on.
+    fn keep_time(&mut self) {
+        let idles = self.envelope.only_waits_for_people();
+        let state = &mut self.envelope.head.state;
+        let Some(began) = state.leg_began_at else { return };
+        match (state.idle_since, idles) {
+            (None, true) => state.idle_since = Some(self.now),
+            (Some(since), false) => {
+                state.leg_began_at = Some(began.plus_millis(self.now.millis_since(since).max(0)));
+                state.idle_since = None;
+            }
+            (Some(_), true) | (None, false) => {}
+        }
+    }
+
+    pub(super) fn commit(mut self) -> Commit {
+        self.keep_time();
         let envelope = self.envelope;
         envelope.head.revision = self.expected.saturating_add(1);
         envelope.head.updated_at = self.now;

@@ -57,7 +57,8 @@ pub(super) fn enter(draft: &mut Draft<'_>) {
     let head = &mut draft.envelope.head;
     // A leg that was never left ended with its node: its work counts up to its last commit.
     if let Some(began) = head.state.leg_began_at {
-        head.state.worked_ms = head.state.worked_ms.saturating_add(head.updated_at.millis_since(began));
+        let until = head.state.idle_since.take().unwrap_or(head.updated_at);
+        head.state.worked_ms = head.state.worked_ms.saturating_add(until.millis_since(began));
     }
     head.state.leg_began_at = Some(now);
     head.attempt = if head.state.progressed { 1 } else { head.attempt.saturating_add(1) };

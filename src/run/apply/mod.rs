@@ -48,7 +48,7 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::TurnEnded { turn, parts, rulings, structured } => {
             turn::ended(envelope, *turn, parts, (rulings, structured), now)
         }
-        Fact::ModelFailed { error, retry } => turn::failed(envelope, error, retry, now),
+        Fact::ModelFailed { error, retry, refused } => turn::failed(envelope, error, (retry, refused), now),
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
         Fact::CallsProgressed { calls } => settle::calls_progressed(envelope, calls, now),
         Fact::RoomCame => proceed::room_came(envelope, now),

@@ -128,7 +128,7 @@ fn give_results(draft: &mut Draft<'_>) {
     if given || draft.envelope.calls.is_empty() {
         return;
     }
-    let content = results(&draft.envelope.calls, draft.envelope.view);
+    let content = results(&draft.envelope.id, &draft.envelope.calls, draft.envelope.view);
     draft.message(turn, Role::Tool, content);
 }
 

@@ -35,15 +35,24 @@ pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp
     Ok(draft.commit())
 }
 
-pub(super) fn failed(envelope: &mut Envelope, error: RunError, retry: bool, now: Timestamp) -> Result<Commit, Refusal> {
+pub(super) fn failed(
+    envelope: &mut Envelope,
+    error: RunError,
+    (retry, refused): (bool, Option<String>),
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
     let (turn, price) = (envelope.head.state.turns.saturating_add(1), envelope.price().copied());
     let mut draft = Draft::new(envelope, now);
     let state = &mut draft.envelope.head.state;
     state.usage.count(TurnUsage::default(), price.as_ref());
+    draft.part(turn, Part::Error { error: error.clone() });
+    if refused.is_some_and(|tool| draft.set_aside(&tool)) {
+        return Ok(draft.commit());
+    }
+    let state = &mut draft.envelope.head.state;
     state.model_failures = state.model_failures.saturating_add(1);
     let again = retry && state.model_failures < MAX_MODEL_FAILURES;
-    draft.part(turn, Part::Error { error: error.clone() });
     if !again {
         draft.fail(error);
     }

@@ -307,7 +307,9 @@ impl Binding {
     pub fn following(self, before: &Self) -> (Self, Vec<Warning>) {
         let revision = before.revision.saturating_add(1);
         let local = before.tools.iter().filter(|tool| !tool.is_served()).cloned().collect();
-        Self { revision, ..self.keeping_unread_of(before) }.with_local(local)
+        let mut next = Self { revision, ..self.keeping_unread_of(before) };
+        next.keep_refusals_of(before);
+        next.with_local(local)
     }
 
     fn keeping_unread_of(mut self, before: &Self) -> Self {

@@ -7,6 +7,7 @@ use sqlx::postgres::PgRow;
 
 use super::admin::audit_insert;
 use super::sealed::{sealed_list, sealed_replace, stored_secret_samples};
+use super::tokens::tokens_of_secret_forget;
 use super::{PostgresStore, SteadyPostgres};
 use crate::run::ids::TenantId;
 use crate::store::page::{Filling, Page};
@@ -156,6 +157,7 @@ async fn stored_secret_put(
     if stored.rows_affected() == 0 {
         return Ok(false);
     }
+    tokens_of_secret_forget(&mut tx, tenant, &info.name).await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(true)
@@ -232,6 +234,7 @@ async fn stored_secret_delete(
     if gone.rows_affected() == 0 {
         return Ok(SecretDeletion::Missing);
     }
+    tokens_of_secret_forget(&mut tx, tenant, name).await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(SecretDeletion::Deleted)

@@ -8,6 +8,7 @@ use sqlx::sqlite::SqliteRow;
 use super::SqliteStore;
 use super::admin::audit_insert;
 use super::sealed::{sealed_list, sealed_replace, stored_secret_samples};
+use super::tokens::tokens_of_secret_forget;
 use crate::run::ids::TenantId;
 use crate::store::page::{Filling, Page};
 use crate::store::registry::{
@@ -128,6 +129,7 @@ async fn stored_secret_put(
     if stored.rows_affected() == 0 {
         return Ok(false);
     }
+    tokens_of_secret_forget(&mut tx, tenant, &info.name).await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(true)
@@ -198,6 +200,7 @@ async fn stored_secret_delete(
     if gone.rows_affected() == 0 {
         return Ok(SecretDeletion::Missing);
     }
+    tokens_of_secret_forget(&mut tx, tenant, name).await?;
     audit_insert(&mut tx, tenant, std::slice::from_ref(audit)).await?;
     tx.commit().await?;
     Ok(SecretDeletion::Deleted)

@@ -1,10 +1,11 @@
 //! Access tokens, and whose turn it is to get one.
 
 use async_trait::async_trait;
-use sqlx::Row as _;
+use sqlx::{Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use super::{SqliteStore, now_ms};
+use crate::run::ids::TenantId;
 use crate::store::StoreError;
 use crate::store::tokens::{FORGET_TOKEN_MS, SealedToken, TokenKey, TokenStore, TokenTurn};
 
@@ -18,11 +19,11 @@ impl TokenStore for SqliteStore {
         lease_ms: i64,
     ) -> Result<TokenTurn, StoreError> {
         let taken: Option<i64> = sqlx::query_scalar(concat!(
-            "INSERT INTO oauth_tokens AS t (tenant_id, identity, version, expires_at, holder, lease_until) \
-             VALUES (?1, ?2, 0, 0, ?3, ",
+            "INSERT INTO oauth_tokens AS t (tenant_id, identity, version, expires_at, holder, secret, lease_until) \
+             VALUES (?1, ?2, 0, 0, ?3, ?6, ",
             now_ms!(),
             " + ?4) ON CONFLICT (tenant_id, identity) DO UPDATE \
-             SET holder = excluded.holder, lease_until = excluded.lease_until \
+             SET holder = excluded.holder, lease_until = excluded.lease_until, secret = excluded.secret \
              WHERE (t.version <= ?5 OR t.expires_at <= ",
             now_ms!(),
             ") AND t.lease_until <= ",
@@ -34,6 +35,7 @@ impl TokenStore for SqliteStore {
         .bind(holder)
         .bind(lease_ms)
         .bind(seen)
+        .bind(&key.secret)
         .fetch_optional(&self.writer)
         .await?;
         if let Some(version) = taken {
@@ -65,7 +67,8 @@ impl TokenStore for SqliteStore {
     async fn token_keep(&self, key: &TokenKey, holder: Uuid, token: &SealedToken) -> Result<bool, StoreError> {
         let mut tx = self.write().await?;
         let kept = sqlx::query(concat!(
-            "UPDATE oauth_tokens SET version = ?4, key_id = ?5, sealed = ?6, expires_at = ?7 + ",
+            "UPDATE oauth_tokens SET version = ?4, key_id = iif(forgotten, NULL, ?5), \
+             sealed = iif(forgotten, NULL, ?6), expires_at = iif(forgotten, 0, ?7) + ",
             now_ms!(),
             ", holder = NULL, lease_until = 0 \
              WHERE tenant_id = ?1 AND identity = ?2 AND holder = ?3 AND version = ?4 - 1"
@@ -104,4 +107,38 @@ impl TokenStore for SqliteStore {
         .await?;
         Ok(())
     }
+
+    async fn token_forget(&self, key_id: &str) -> Result<u64, StoreError> {
+        // The version stays: whoever has seen it asks for a later one.
+        let gone = sqlx::query(concat!(
+            "UPDATE oauth_tokens SET key_id = NULL, sealed = NULL, expires_at = min(expires_at, ",
+            now_ms!(),
+            ") WHERE key_id <> ?1"
+        ))
+        .bind(key_id)
+        .execute(&self.writer)
+        .await?;
+        Ok(gone.rows_affected())
+    }
+}
+
+/// Forgets what a secret bought, in the transaction that replaces or deletes it: nobody is given such a token any more,
+/// and one that is on its way is not kept.
+pub(super) async fn tokens_of_secret_forget(
+    tx: &mut SqliteConnection,
+    tenant: &TenantId,
+    secret: &str,
+) -> Result<(), StoreError> {
+    sqlx::query(concat!(
+        "UPDATE oauth_tokens SET key_id = NULL, sealed = NULL, expires_at = min(expires_at, ",
+        now_ms!(),
+        "), forgotten = secret IS NOT NULL \
+         WHERE tenant_id = ?1 AND (secret = ?2 OR secret IS NULL) AND max(expires_at, lease_until) > ",
+        now_ms!()
+    ))
+    .bind(tenant.as_str())
+    .bind(secret)
+    .execute(tx)
+    .await?;
+    Ok(())
 }

@@ -18,6 +18,8 @@ both_stores! {
     b218_a_call_that_its_server_goes_on_with_is_finished_by_the_next_owner_and_nobody_is_asked,
     b218_a_task_that_its_server_forgot_is_a_persons_to_decide,
     b216_a_cancelled_run_cancels_its_task_also_after_a_crash,
+    b216_a_run_that_nobody_owns_tells_its_server_once_that_the_task_is_not_wanted,
+    b216_a_suspended_run_tells_its_server_too_when_it_is_cancelled,
     a_node_that_drains_does_not_wait_for_a_task_and_the_next_goes_on_with_it,
     how_far_calls_have_come_is_told_seldom_and_stored_like_every_event,
     b218_a_real_server_that_goes_on_with_a_charge_is_asked_by_the_next_owner_and_charges_once,
@@ -123,6 +125,59 @@ async fn b216_a_cancelled_run_cancels_its_task_also_after_a_crash(database: Data
     assert_eq!(slow.fake.seen_rpc("tasks/cancel")[0].body["params"]["taskId"], "t-1");
     let receipt = receipt(&product).await;
     assert_eq!((&receipt["stage"], &receipt["cause"]), (&json!("indeterminate"), &json!("cancelled")));
+}
+
+/// The rows of the audit about tasks.
+async fn told_of(product: &Product) -> Vec<Value> {
+    let audit = product.get("/v1/admin/audit?action=task.cancel").await;
+    audit["data"].as_array().unwrap().clone()
+}
+
+async fn b216_a_run_that_nobody_owns_tells_its_server_once_that_the_task_is_not_wanted(database: Database) {
+    let slow = Slow::start().await;
+    let product = Product::start(&database).await;
+    let mut body = slow.body();
+    body["mcp"][0]["auth"] = json!({ "scheme": "bearer", "secret": "mine" });
+    body["secrets"] = json!({ "mine": "the-runs-own" });
+    product.post("/v1/runs", &body, 201).await;
+    slow.fake.wait_until(|fake| fake.count("tasks/get") >= 1).await;
+    product.kill();
+    // Its node is gone, and no other takes it.
+    database.execute("UPDATE runs SET owner = NULL, due_at = 9000000000000").await;
+    let product = Product::start(&database).await;
+    let asked = slow.fake.count("tasks/get");
+    product.post("/v1/runs/r/cancel", &json!({}), 202).await;
+    assert_eq!(product.get("/v1/runs/r").await["status"], "cancelled");
+    slow.fake.wait_until(|fake| fake.count("tasks/cancel") >= 1).await;
+    let told = slow.fake.seen_rpc("tasks/cancel");
+    assert_eq!(told[0].body["params"]["taskId"], "t-1");
+    assert_eq!(told[0].headers["authorization"], "Bearer the-runs-own", "although the run's secrets are purged by now");
+    let receipt = receipt(&product).await;
+    assert_eq!((&receipt["stage"], &receipt["task"]["id"]), (&json!("indeterminate"), &json!("t-1")));
+    product.post("/v1/runs/r/cancel", &json!({}), 202).await;
+    let audit = told_of(&product).await;
+    assert_eq!(audit.len(), 1, "{audit:?}");
+    assert_eq!((&audit[0]["subject"], &audit[0]["detail"]), (&json!("r/1/call_1"), &json!({ "task": "t-1" })));
+    product.signal("TERM");
+    assert!(product.ended().await.success());
+    assert_eq!((slow.fake.count("tasks/cancel"), slow.fake.count("tasks/get")), (1, asked), "once, and nothing else");
+}
+
+async fn b216_a_suspended_run_tells_its_server_too_when_it_is_cancelled(database: Database) {
+    let slow = Slow::start().await;
+    let product = slow.asked(&database).await;
+    product.kill();
+    slow.fake.on("tasks/get", |_| Reply::Error(json!({"code": -32602, "message": "Task not found"})));
+    slow.fake.on("tasks/cancel", |_| Reply::status(500, json!({})));
+    let product = Product::start(&database).await;
+    assert_eq!(product.rested("r").await["reason"], "tool-reconciliation-required");
+    product.post("/v1/runs/r/cancel", &json!({}), 202).await;
+    assert_eq!(product.get("/v1/runs/r").await["status"], "cancelled", "whatever becomes of the word");
+    slow.fake.wait_until(|fake| fake.count("tasks/cancel") >= 1).await;
+    assert_eq!(told_of(&product).await.len(), 1);
+    product.signal("TERM");
+    assert!(product.ended().await.success());
+    assert_eq!(slow.fake.count("tasks/cancel"), 1, "once, although it failed");
 }
 
 async fn a_node_that_drains_does_not_wait_for_a_task_and_the_next_goes_on_with_it(database: Database) {

@@ -10,5 +10,7 @@ mod migrations;
 mod node;
 mod postgres;
 mod proxy;
+mod sessions;
 mod shutdown;
 mod sse;
+mod tenants;

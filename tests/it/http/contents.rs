@@ -4,11 +4,14 @@ use serde_json::{Value, json};
 
 use super::harness::Server;
 use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::{FakeMcp, Reply};
 use crate::support::fake_model::FakeModel;
+use crate::support::world::run_on;
 
 both_stores! {
     pictures_and_files_of_the_user_reach_the_model_and_are_seen_again,
     what_the_models_protocol_does_not_take_is_refused_with_its_place,
+    field_a012_a014_what_a_shortened_result_names_is_the_whole_to_the_last_digit,
 }
 
 /// A picture of one pixel.
@@ -90,4 +93,30 @@ async fn what_the_models_protocol_does_not_take_is_refused_with_its_place(databa
     let csv = json!([{ "role": "user", "content": [{ "type": "file", "data": "YQ==", "media_type": "text/csv" }] }]);
     let found = faults(&server, "anthropic", csv).await;
     assert_eq!((found.len(), found[0].0.as_str()), (1, "/input/0/content/0"), "{found:?}");
+}
+
+async fn field_a012_a014_what_a_shortened_result_names_is_the_whole_to_the_last_digit(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let rows: Vec<Value> =
+        (0..6_000_u64).map(|nth| json!({ "id": 2_512_292_042_121_000_000 + nth, "t": "x".repeat(30) })).collect();
+    let result =
+        json!({ "content": [{ "type": "text", "text": "\u{4e16}\u{1f600}" }], "structuredContent": { "rows": rows } });
+    let served = result.clone();
+    fake.on_call(move |_| Reply::Result(served.clone()));
+    let mut body = run_on("r", &[], json!([{ "url": fake.url() }]));
+    // Providers name calls as they like.
+    body["model"]["script"] = json!([
+        { "tool_calls": [{ "id": "call/1 ?#\u{e4}", "name": "charge", "arguments": {} }] }, { "text": "Done." } ]);
+    assert_eq!(server.settled(&body).await["status"], "completed");
+    let alice = server.alice();
+    let page = server.get("/v1/runs/r/messages", &alice).await.json();
+    let told = page["data"].as_array().unwrap().iter().find(|message| message["role"] == "tool").unwrap();
+    let told = &told["content"][0]["output"]["shortened"];
+    let path = told.as_str().unwrap().rsplit(": GET ").next().unwrap().trim_end_matches('.');
+    assert_eq!(path, "/v1/runs/r/receipts/1/call%2F1%20%3F%23%C3%A4");
+    let receipt = server.get(path, &alice).await;
+    assert_eq!((receipt.status.as_u16(), &receipt.json()["output"]), (200, &result));
+    assert!(receipt.json()["output"].to_string().contains("2512292042121005999"), "no digit is lost");
+    let stranger = server.token("globex", "eve", "runs:read");
+    server.get(path, &stranger).await.problem(404, "not-found");
 }

@@ -35,7 +35,7 @@ async fn persist(request: &ModelRequest) -> (ModelTurn, usize) {
             Ok(turn) => return (turn, attempt),
             Err(error) => match error.kind {
                 ModelErrorKind::Retryable { after } => tokio::time::sleep(after.unwrap_or(pause)).await,
-                ModelErrorKind::ContextOverflow | ModelErrorKind::Refused | ModelErrorKind::ToolRefused => {
+                ModelErrorKind::ContextOverflow | ModelErrorKind::Refused | ModelErrorKind::ToolRefused { .. } => {
                     panic!("given up: {error}")
                 }
             },

@@ -4,8 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use countersign::oauth::{AccessToken, ClientSecret, Grant, OauthFault, SecretOwner, TokenSource, Tokens};
-use countersign::run::ids::{RunUid, TenantId};
+use countersign::run::ids::{Actor, RunUid, TenantId};
 use countersign::run::spec::McpAuth;
+use countersign::run::time::Timestamp;
+use countersign::store::AuditRow;
+use countersign::store::registry::{SecretInfo, StoredSecret};
 use countersign::store::tokens::{SealedToken, TokenKey, TokenTurn};
 use futures::future::join_all;
 use secrecy::ExposeSecret as _;
@@ -28,6 +31,7 @@ both_stores! {
     field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing => field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing,
     field_a059_a_token_whose_answer_is_lost_is_asked_for_again_and_another_nodes_is_used => field_a059_a_token_whose_answer_is_lost_is_asked_for_again_and_another_nodes_is_used,
     field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once => field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once,
+    what_a_secret_bought_is_forgotten_with_it_also_what_is_on_its_way => forgotten,
     an_asker_that_goes_away_leaves_the_token_to_the_next => gone_asker,
     a_token_that_is_still_good_outlives_a_failed_renewal => still_good,
 }
@@ -102,7 +106,7 @@ async fn refused(database: Database) {
 }
 
 fn key_of(source: &TokenSource) -> TokenKey {
-    TokenKey { tenant: acme(), identity: source.identity() }
+    TokenKey { tenant: acme(), secret: "client".to_owned(), identity: source.identity() }
 }
 
 async fn dead_holder(database: Database) {
@@ -173,7 +177,7 @@ async fn own(database: Database) {
 
 async fn field_a061_the_turn_is_one_nodes_and_a_late_token_changes_nothing(database: Database) {
     let store = database.open().await;
-    let key = TokenKey { tenant: acme(), identity: [7; 32] };
+    let key = TokenKey { tenant: acme(), secret: "client".to_owned(), identity: [7; 32] };
     let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(2));
     let token = |version| SealedToken { version, key_id: "k1".into(), sealed: vec![1, 2], expires_in_ms: 60_000 };
     assert_eq!(store.token_turn(&key, 0, a, 5_000).await.unwrap(), TokenTurn::Taken(0));
@@ -260,5 +264,81 @@ async fn field_a060_a_thousand_tokens_that_end_at_once_are_all_renewed_each_once
         let distinct: std::collections::BTreeSet<String> = all.iter().map(text).collect();
         assert_eq!((distinct.len(), issuer.asked().len()), (1000, 1000 * round), "each has a token of its own");
         database.execute("UPDATE oauth_tokens SET expires_at = 1").await;
+    }
+}
+
+/// Whether some row still holds a token.
+async fn is_kept(database: &Database) -> bool {
+    let dump = database.dump().await;
+    dump.lines().any(|line| line.contains("oauth_tokens") && line.contains("k1"))
+}
+
+async fn forgotten(database: Database) {
+    let (issuer, store) = (FakeIssuer::start().await, database.open().await);
+    let node = tokens(&store, MASTER_KEY);
+    let put = async |version: u32| {
+        let at = Timestamp::from_millis(i64::from(version));
+        let info = SecretInfo {
+            name: "client".to_owned(),
+            version,
+            key_id: "k0".to_owned(),
+            hosts: vec!["127.0.0.1".to_owned()],
+            created_at: at,
+            updated_at: at,
+        };
+        let audit = row(at);
+        assert!(store.stored_secret_put(&acme(), &StoredSecret { info, sealed: vec![1] }, &audit).await.unwrap());
+    };
+    put(1).await;
+    let first = source(&node, &issuer);
+    let (old, key) = (text(&first.token().await), key_of(&first));
+    assert!(is_kept(&database).await);
+    put(2).await;
+    assert!(!is_kept(&database).await, "replaced");
+    // A node that still uses the old secret for a call that is out gets a token, and nobody keeps it.
+    let other = source(&tokens(&store, MASTER_KEY), &issuer);
+    assert_ne!(text(&other.token().await), old);
+    assert_eq!(issuer.asked().len(), 2);
+    assert!(!is_kept(&database).await);
+    // One that is on its way while the secret is deleted is not kept either.
+    let second = SecretOwner::Tenant { version: 2, hosts: vec!["127.0.0.1".to_owned()] };
+    let second = source_of(&node, &issuer, second);
+    let gate = Arc::new(Notify::new());
+    let held = Arc::clone(&gate);
+    issuer.on_token(move |_| Grants::When(Arc::clone(&held)));
+    let deleting = async {
+        issuer.wait_for(3).await;
+        store.stored_secret_delete(&acme(), "client", &row(Timestamp::from_millis(3))).await.unwrap();
+        gate.notify_one();
+    };
+    let (late, ()) = futures::future::join(second.token(), deleting).await;
+    assert!(late.is_ok() && !is_kept(&database).await, "{late:?}");
+    // Of another tenant, or another secret, nothing is forgotten.
+    let elsewhere = TokenKey { tenant: TenantId::parse("umbrella").unwrap(), ..key.clone() };
+    let beside = TokenKey { secret: "other".to_owned(), identity: [8; 32], ..key };
+    for key in [&elsewhere, &beside] {
+        let token = SealedToken { version: 1, key_id: "k1".into(), sealed: vec![1], expires_in_ms: 60_000 };
+        let holder = Uuid::from_u128(1);
+        assert_eq!(store.token_turn(key, 0, holder, 5_000).await.unwrap(), TokenTurn::Taken(0));
+        assert!(store.token_keep(key, holder, &token).await.unwrap());
+    }
+    put(1).await;
+    for key in [elsewhere, beside] {
+        let newer = store.token_turn(&key, 0, Uuid::from_u128(2), 0).await.unwrap();
+        assert!(matches!(newer, TokenTurn::Newer(_)), "{newer:?}");
+    }
+    assert_eq!(store.token_forget("k1").await.unwrap(), 0);
+    assert_eq!((store.token_forget("k2").await.unwrap(), is_kept(&database).await), (2, false));
+}
+
+fn row(at: Timestamp) -> AuditRow {
+    AuditRow {
+        id: Uuid::new_v4(),
+        at,
+        actor: Actor::parse("alice").unwrap(),
+        action: "secret.put".to_owned(),
+        subject: "client".to_owned(),
+        run_id: None,
+        detail: json!({}),
     }
 }

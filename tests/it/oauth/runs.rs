@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::auth;
 use crate::support::database::Database;
@@ -187,6 +190,62 @@ async fn a_client_that_is_refused_gives_no_run_and_no_secret() {
     );
     assert!(!problem.to_string().contains(SECRET_CANARY) && !world.product.log().contains(SECRET_CANARY));
     assert_eq!(world.issuer.asked().len(), 1);
+}
+
+/// A change of the secret that one node takes reaches the other's next call, and cuts none that is out.
+#[tokio::test]
+async fn a_replaced_client_secret_makes_new_tokens_and_connections_on_every_node_and_cuts_no_call() {
+    let database = Database::postgres().await;
+    let (server, issuer) = (FakeMcp::start().await, Arc::new(FakeIssuer::start().await));
+    issuer.guard(&server);
+    let nodes = [Product::start(&database).await, Product::start(&database).await];
+    let put = async |value: &str| {
+        let body = json!({"value": value, "hosts": ["127.0.0.1"]});
+        assert_eq!(nodes[0].send(Method::PUT, "/v1/secrets/client", Some(&body)).await.status(), 204);
+    };
+    put("secret-one").await;
+    let body = json!({"url": server.url(), "auth": auth(json!({"token_url": issuer.token_url()}))});
+    assert_eq!(nodes[0].send(Method::PUT, "/v1/mcp-servers/orders", Some(&body)).await.status(), 201);
+    let gate = Arc::new(Notify::new());
+    let held = Arc::clone(&gate);
+    server.on_call(move |seen| match token_of(seen).ends_with("-1") {
+        true => Reply::When(Arc::clone(&held), Box::new(Reply::text("old"))),
+        false => Reply::text("new"),
+    });
+    let run = |id: &str, calls: usize| {
+        let call = json!({"name": "charge", "arguments": {}});
+        let mut script = vec![json!({"tool_calls": [call]}); calls];
+        script.push(json!({"text": "Done."}));
+        json!({"id": id, "model": {"provider": "scripted", "name": "demo", "script": script}, "input": "Go.",
+               "mcp": [{"server": "orders"}]})
+    };
+    for (node, id) in nodes.iter().zip(["a", "b"]) {
+        node.post("/v1/runs", &run(id, 2), 201).await;
+    }
+    server.wait_until(|server| server.count("tools/call") == 2).await;
+    assert_eq!(issuer.asked().len(), 1, "one token for both nodes");
+    put("secret-two").await;
+    let dump = database.dump().await;
+    assert!(!dump.lines().any(|line| line.contains("oauth_tokens") && line.contains("k1")), "no row keeps the old one");
+    nodes[1].post("/v1/runs", &run("c", 1), 201).await;
+    assert_eq!(nodes[1].rested("c").await["status"], "completed");
+    for _ in 0..2 {
+        gate.notify_one();
+    }
+    for (node, id) in nodes.iter().zip(["a", "b"]) {
+        assert_eq!(node.rested(id).await["status"], "completed", "{}", node.log());
+        let receipts = node.get(&format!("/v1/runs/{id}/receipts")).await;
+        let texts: Vec<&Value> =
+            receipts["data"].as_array().unwrap().iter().map(|row| &row["output"]["content"][0]["text"]).collect();
+        assert_eq!(texts, ["old", "new"], "the call that was out was not cut");
+    }
+    let secrets: Vec<Option<String>> = issuer.asked().into_iter().map(|asked| asked.authorization).collect();
+    let basic = |secret: &str| Some(format!("Basic {}", STANDARD.encode(format!("svc:{secret}"))));
+    assert_eq!(secrets, [basic("secret-one"), basic("secret-two")]);
+    // The old sessions are ended by us, with what they were opened with.
+    server.wait_until(|server| server.count_http("DELETE") == 2).await;
+    let ended = server.seen().into_iter().filter(|seen| seen.http_method == "DELETE");
+    assert!(ended.into_iter().all(|seen| token_of(&seen).ends_with("-1")));
 }
 
 #[tokio::test]

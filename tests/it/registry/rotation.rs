@@ -15,7 +15,7 @@ const OLD: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const NEW: &str = "k2:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=";
 
 both_stores! {
-    after_a_rotation_the_old_key_can_go_and_every_secret_still_works => rotated,
+    field_a137_after_a_rotation_the_old_key_can_go_and_every_secret_still_works => field_a137_after_a_rotation_the_old_key_can_go_and_every_secret_still_works,
 }
 
 fn rotate(url: &str, keys: &str) -> Output {
@@ -37,7 +37,7 @@ async fn put(product: &Product, name: &str, value: &str) {
     assert_eq!(product.send(Method::PUT, &format!("/v1/secrets/{name}"), Some(&body)).await.status(), 204);
 }
 
-async fn rotated(database: Database) {
+async fn field_a137_after_a_rotation_the_old_key_can_go_and_every_secret_still_works(database: Database) {
     let with = |keys: &str| Options::default().with("COUNTERSIGN_MASTER_KEYS", keys);
     let both = format!("{NEW},{OLD}");
     let product = Product::start_as(&database.url, &with(OLD)).await;

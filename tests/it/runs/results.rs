@@ -69,7 +69,9 @@ async fn a_long_document_is_never_told_as_if_it_were_whole() {
     let told = told.as_str().unwrap();
     assert!(told.len() < 51_000 && !told.contains('\u{fffd}'), "{}", told.len());
     assert!(told.contains(&format!("of {} bytes are left out here", document.len())), "the notice says how much");
-    assert!(told.contains("The whole result is kept in the receipt of this call (call_1, turn 1)."));
+    assert!(told.contains(
+        "The whole result is kept in the receipt of this call (call_1, turn 1): GET /v1/runs/r/receipts/1/call_1."
+    ));
     let Stage::Completed { output, .. } = &world.receipts("r").await[0].stage else { panic!("no result") };
     assert_eq!(output["content"][0]["text"], document);
 }

@@ -32,7 +32,7 @@ use crate::support::world::{asker, run_id, run_on};
 both_stores! {
     a_turn_that_cannot_be_stored_fails_its_run_and_is_not_paid_for_twice => turn,
     a_streamed_part_that_cannot_be_stored_fails_its_run_as_well => streamed,
-    a_result_that_cannot_be_stored_settles_its_call_as_failed_and_the_run_goes_on => result,
+    field_a016_a_result_that_cannot_be_stored_settles_its_call_as_failed_and_the_run_goes_on => field_a016_a_result_that_cannot_be_stored_settles_its_call_as_failed_and_the_run_goes_on,
 }
 
 /// What this store never takes.
@@ -219,7 +219,7 @@ async fn streamed(database: Database) {
     assert_eq!((head.state.usage.model_requests, head.attempt, head.crashes), (1, 1, 0));
 }
 
-async fn result(database: Database) {
+async fn field_a016_a_result_that_cannot_be_stored_settles_its_call_as_failed_and_the_run_goes_on(database: Database) {
     let server = Server::start(database).await;
     let fake = FakeMcp::start().await;
     fake.on_call(|_| Reply::text(POISON));

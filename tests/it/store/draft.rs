@@ -63,6 +63,7 @@ impl Draft {
             approvals: Approvals::default(),
             worked_ms: 0,
             leg_began_at: None,
+            idle_since: None,
             pace: Pace::default(),
             warnings: Vec::new(),
             output: None,

@@ -7,11 +7,11 @@ use super::draft::{Draft, actor, apply, call, node, picture, tenant, undecided};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
-    no_method_reaches_the_run_of_another_tenant => isolation,
+    field_a070_no_method_reaches_the_run_of_another_tenant => field_a070_no_method_reaches_the_run_of_another_tenant,
     two_tenants_hold_the_same_uid_and_id_apart => same_names,
 }
 
-async fn isolation(database: Database) {
+async fn field_a070_no_method_reaches_the_run_of_another_tenant(database: Database) {
     let store = database.open().await;
     let node = node(&*store).await;
     let mut run = Draft::new("acme", "r-1");

@@ -14,7 +14,7 @@ use super::draft::{Draft, apply, at, call, node, undecided};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
-    texts_and_numbers_survive_to_the_digit => exact,
+    field_a018_a019_texts_and_numbers_survive_to_the_digit => field_a018_a019_texts_and_numbers_survive_to_the_digit,
     a_result_of_five_megabytes_survives => large,
     deep_values_survive => deep,
     what_is_too_deep_to_be_read_again_is_refused => too_deep,
@@ -23,6 +23,7 @@ both_stores! {
 
 fn values() -> Vec<Value> {
     let digits = [
+        "18446744073709551616",
         "18446744073709551617",
         "117.63331139400017",
         "12345678901234567890123456789012345678.12345678901234567890123456789012345678",
@@ -38,7 +39,7 @@ fn values() -> Vec<Value> {
     values
 }
 
-async fn exact(database: Database) {
+async fn field_a018_a019_texts_and_numbers_survive_to_the_digit(database: Database) {
     let store = database.open().await;
     let node = node(&*store).await;
     for (i, value) in values().into_iter().enumerate() {

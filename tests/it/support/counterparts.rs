@@ -100,6 +100,18 @@ pub(crate) async fn listening_server() -> Option<Process> {
     Some(Process::start(command).await)
 }
 
+/// A server by FastMCP 1 that asks people to choose, with a form that refers to definitions.
+pub(crate) async fn choosing_server() -> Option<Process> {
+    let python = testworld("py-sqlite/bin/python")?;
+    let script = world("choosing_server.py");
+    let command = |port: u16| {
+        let mut command = Command::new(&python);
+        command.arg(&script).args(["--port", &port.to_string()]);
+        command
+    };
+    Some(Process::start(command).await)
+}
+
 /// What the ledger server really did.
 pub(crate) fn ledger_lines(ledger: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(ledger).unwrap_or_default();

@@ -6,6 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -13,6 +14,8 @@ use tokio::task::JoinSet;
 
 struct Script {
     turns: Vec<Vec<String>>,
+    /// Tools that no request may offer.
+    refused: Vec<String>,
     offered: Mutex<Vec<Vec<String>>>,
     requests: Mutex<Vec<Value>>,
 }
@@ -27,8 +30,14 @@ pub(crate) struct FakeModel {
 impl FakeModel {
     /// A model that calls these tools, one list a turn, and then says "Done.".
     pub(crate) async fn start(turns: &[&[&str]]) -> Self {
+        Self::start_refusing(turns, &[]).await
+    }
+
+    /// The same, but it refuses every request that offers one of these tools, and names the first.
+    pub(crate) async fn start_refusing(turns: &[&[&str]], refused: &[&str]) -> Self {
+        let refused = refused.iter().map(|tool| (*tool).to_owned()).collect();
         let turns = turns.iter().map(|turn| turn.iter().map(|tool| (*tool).to_owned()).collect()).collect();
-        let script = Arc::new(Script { turns, offered: Mutex::default(), requests: Mutex::default() });
+        let script = Arc::new(Script { turns, refused, offered: Mutex::default(), requests: Mutex::default() });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let router = Router::new().route("/v1/chat/completions", post(answer)).with_state(Arc::clone(&script));
@@ -58,8 +67,15 @@ async fn answer(State(script): State<Arc<Script>>, Json(request): Json<Value>) -
         let tools = list.as_array().into_iter().flatten();
         tools.map(|tool| tool["function"]["name"].as_str().unwrap().to_owned()).collect()
     };
-    script.offered.lock().push(names(&request["tools"]));
+    let offered = names(&request["tools"]);
+    script.offered.lock().push(offered.clone());
     script.requests.lock().push(request.clone());
+    if let Some(at) = offered.iter().position(|tool| script.refused.contains(tool)) {
+        let message = format!("Invalid schema for function '{}': None is not valid.", offered[at]);
+        let param = format!("tools[{at}].function.parameters");
+        let error = json!({ "message": message, "type": "invalid_request_error", "param": param });
+        return (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
+    }
     let said = request["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "assistant").count();
     let (delta, finish) = match script.turns.get(said) {
         Some(tools) => {

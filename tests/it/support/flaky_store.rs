@@ -427,6 +427,10 @@ impl TokenStore for FlakyStore {
     async fn token_waive(&self, key: &TokenKey, holder: Uuid) -> Result<(), StoreError> {
         self.write("token_waive", self.store.token_waive(key, holder)).await
     }
+
+    async fn token_forget(&self, key_id: &str) -> Result<u64, StoreError> {
+        self.write("token_forget", self.store.token_forget(key_id)).await
+    }
 }
 
 #[async_trait]

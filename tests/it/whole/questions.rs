@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use crate::support::counterparts::{everything, ledger_lines, ledger_server};
+use crate::support::counterparts::{choosing_server, everything, ledger_lines, ledger_server};
 use crate::support::database::Database;
 use crate::support::product::Product;
 use crate::support::world::run_on;
@@ -91,4 +91,31 @@ async fn fastmcp_goes_on_in_the_newer_era_once_it_has_its_answer_back() {
     assert_eq!(lines.len(), 1);
     let asked = json!({ "action": "accept", "content": { "sure": true, "name": "nobody" }, "state": "state-1" });
     assert_eq!(lines[0]["arguments"], asked);
+}
+
+#[tokio::test]
+async fn a_form_that_a_library_made_of_enumerations_is_shown_flat_and_answered() {
+    let Some(server) = choosing_server().await else { return };
+    let database = Database::sqlite().await;
+    let node = Product::start(&database).await;
+    let entry = json!({ "url": server.url("/mcp"), "elicitation": "ask", "timeouts": { "connect_ms": 30_000 } });
+    node.post("/v1/runs", &run_on("f", &[("choose", json!({}))], json!([entry])), 201).await;
+    let input = question(&node, "f", 0).await;
+    let form = &input["requested_schema"];
+    assert_eq!(form["properties"]["color"]["enum"], json!(["red", "green"]), "{form:#}");
+    assert!(!form.to_string().contains('$'), "whoever shows it need not follow references: {form:#}");
+    let at = format!("/v1/runs/f/inputs/{}", input["input_id"].as_str().unwrap());
+    let wrong = json!({ "action": "accept", "content": { "color": "blue", "others": ["pink"] } });
+    let problem = node.post(&at, &wrong, 422).await;
+    let mut pointers: Vec<&str> =
+        problem["errors"].as_array().unwrap().iter().map(|fault| fault["pointer"].as_str().unwrap()).collect();
+    pointers.sort_unstable();
+    assert_eq!(pointers, ["/content/color", "/content/others/0"], "{problem:#}");
+    let content = json!({ "color": "red", "others": ["green", "red"] });
+    answer(&node, "f", &input, json!({ "action": "accept", "content": content })).await;
+    let run = node.rested("f").await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let told = node.get("/v1/runs/f/receipts").await["data"][0]["output"]["content"][0]["text"].clone();
+    let chosen = r#"accept {"color":"red","second":"green","third":null,"others":["green","red"]}"#;
+    assert_eq!(told, chosen, "with the defaults of the definitions' fields");
 }

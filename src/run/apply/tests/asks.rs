@@ -220,3 +220,47 @@ fn a_stored_sample_that_is_refused_or_fails_fails_its_call_and_closes_its_questi
         assert!(run.head.state.asks.open.is_empty() && run.head.state.asks.reserved.is_empty());
     }
 }
+
+/// What the run counts as work after each of these, each a second after the one before.
+fn worked(run: &mut Envelope, facts: Vec<Fact>) -> Vec<i64> {
+    let at = |nth: usize| NOW.plus_millis(1_000 * i64::try_from(nth + 1).unwrap());
+    let mut worked = Vec::new();
+    for (nth, fact) in facts.into_iter().enumerate() {
+        apply(run, fact, at(nth)).unwrap();
+        // Whoever looks half a second later sees whether the clock goes on.
+        worked.push(run.worked_ms(at(nth).plus_millis(500)));
+    }
+    worked
+}
+
+fn asked(position: u32) -> Fact {
+    Fact::InputAsked { key: key(1, position), ask: form(), expires_at: NOW.plus_millis(60_000) }
+}
+
+#[test]
+fn waiting_for_people_is_no_work_and_what_goes_on_beside_it_is() {
+    let mut run = calling(&["charge"], json!({ "max_duration_s": 3 }), small());
+    let facts = vec![asked(0), asked(0), answer("input_1"), answer("input_2"), done(key(1, 0))];
+    assert_eq!(worked(&mut run, facts), [1_000, 1_000, 1_000, 1_500, 2_500]);
+    assert_eq!(next(&run), Step::AskModel, "five seconds passed, and two of them were work");
+
+    let mut run = calling(&["charge", "look"], json!({}), small());
+    let facts = vec![asked(0), done(key(1, 1)), answer("input_1"), done(key(1, 0))];
+    assert_eq!(worked(&mut run, facts), [1_500, 2_000, 2_500, 3_500], "the other call worked for a second");
+
+    // A node that dies meanwhile leaves no work behind that was none.
+    let mut run = calling(&["charge"], json!({}), small());
+    worked(&mut run, vec![asked(0)]);
+    let mut crashed = reloaded(&run);
+    apply(&mut crashed, Fact::LegBegan, NOW.plus_millis(60_000)).unwrap();
+    assert_eq!(crashed.worked_ms(NOW.plus_millis(60_000)), 1_000);
+
+    // A vote on a sample is waited for likewise, and the sample itself is work.
+    let mut sampling = small();
+    sampling["approval"] = json!("always");
+    let mut run = calling(&["charge"], json!({ "max_tokens": 1000 }), sampling);
+    assert_eq!(worked(&mut run, vec![sample_asked(0, 10)]), [1_000]);
+    let vote = vote_on(&run, 0, "bob", Verdict::Approve, None);
+    apply(&mut run, vote, NOW.plus_millis(9_000)).unwrap();
+    assert_eq!(run.worked_ms(NOW.plus_millis(9_500)), 1_500);
+}

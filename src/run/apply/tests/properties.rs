@@ -264,7 +264,11 @@ impl World {
                 ended(&self.memory, turn("", &[("w", "work"), ("x", "charge"), ("r", "read"), ("p", "pick")]))
             }
             4 if pick % 4 == 2 => ended(&self.memory, turn("", &[("w", "work"), ("v", "work")])),
-            4 => Fact::ModelFailed { error: crate::run::result::RunError::new("model-error", "busy"), retry: true },
+            4 => Fact::ModelFailed {
+                error: crate::run::result::RunError::new("model-error", "busy"),
+                retry: true,
+                refused: None,
+            },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
     }

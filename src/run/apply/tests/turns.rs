@@ -179,7 +179,7 @@ fn b244_a_budget_of_money_stops_the_run_before_the_turn_that_it_has_no_room_for(
     }
     // What failed cost nothing and is known to; a price that nobody knows leaves nothing of a budget.
     let mut run = with_money("0.00004");
-    let failed = Fact::ModelFailed { error: RunError::new("model-error", "no"), retry: true };
+    let failed = Fact::ModelFailed { error: RunError::new("model-error", "no"), retry: true, refused: None };
     apply(&mut run, failed, NOW).unwrap();
     assert_eq!(run.head.state.usage.cost_usd, Some(Usd::ZERO));
     run.spec.prices = Prices::default();
