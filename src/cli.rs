@@ -41,6 +41,12 @@ pub struct TokenArguments {
     /// How long it is good: 90s, 15m, 1h, 7d.
     #[arg(long, default_value = "1h")]
     ttl: String,
+    /// Of a worker: the identity that it runs under.
+    #[arg(long)]
+    workload_identity: Option<String>,
+    /// Of a worker: the digest of the image that it runs.
+    #[arg(long)]
+    image_digest: Option<String>,
 }
 
 /// Starts the whole product on SQLite and says how to use it.
@@ -201,6 +207,8 @@ pub fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
         actor: Actor::parse(arguments.sub.as_str()).context("--sub is no name")?,
         scope: arguments.scope.clone(),
         ttl_s: parse_ttl(&arguments.ttl).context("--ttl is no duration like 90s, 15m, 1h or 7d")?,
+        workload_identity: arguments.workload_identity.clone(),
+        image_digest: arguments.image_digest.clone(),
     };
     print(&format!("{}\n", mint(&settings, &grant, SystemClock.now())?))
 }
@@ -244,6 +252,8 @@ fn greet(config: &Config, address: SocketAddr, demo_url: &str) -> anyhow::Result
         actor: Actor::parse("developer").context("the actor of dev")?,
         scope: "admin".to_owned(),
         ttl_s: 7 * 24 * 60 * 60,
+        workload_identity: None,
+        image_digest: None,
     };
     let token = mint(&config.auth, &grant, SystemClock.now())?;
     let body = format!(

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::settings::{declared, executor_settings, issuer_client, keep, pool_settings};
+use self::settings::{declared, executor_settings, issuer_client, keep, pool_settings, worker_settings};
 use crate::auth::{Tickets, Verifier};
 use crate::clock::Clock;
 use crate::commands::{Allowances, Commands, LocalExecutor, Seat};
@@ -144,6 +144,7 @@ impl App {
                 owner_time: Duration::from_secs(config.lease_s.clamp(20, 60).into()),
                 approvals_require_token: config.approvals_require_token,
             },
+            workers: worker_settings(config),
         });
         let drain = Duration::from_secs(config.drain_s.into());
         let (stopping, ended) = (CancellationToken::new(), CancellationToken::new());
@@ -174,6 +175,7 @@ impl App {
         let (store, dispatch) = (Arc::clone(&self.store), Arc::clone(&self.commands.dispatch));
         let heeding = async move { heed_registry(&*store, &dispatch).await };
         self.tracker.spawn(self.ended.clone().run_until_cancelled_owned(heeding));
+        self.tracker.spawn(Arc::clone(&self.commands).keep_calls_moving(self.ended.clone()));
         let (pool, ended) = (Arc::clone(&self.pool), self.ended.clone());
         self.tracker.spawn(async move { pool.keep_tidy(ended).await });
         Ok(())

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{CONNECT_TIMEOUT, ISSUER_READ_TIMEOUT};
 use crate::auth::JwksSource;
+use crate::commands::{Permit, Permits, WorkerSettings};
 use crate::config::{Config, KeepDays};
 use crate::dispatch::{Declared, Terms};
 use crate::executor::ExecutorSettings;
@@ -47,8 +48,23 @@ pub(super) fn executor_settings(config: &Config) -> ExecutorSettings {
         max_running: usize::try_from(config.max_running).unwrap_or(usize::MAX),
         tenant_max_running: usize::try_from(config.tenant_max_running).unwrap_or(usize::MAX),
         tenant_max_calls: usize::try_from(config.tenant_max_calls).unwrap_or(usize::MAX),
+        worker_grace: Duration::from_secs(config.workers.lease_s.into()),
         catalog_max_age: Duration::from_millis(config.catalog_max_age_ms.into()),
         view: ViewLimits { result: bytes(config.view.result), turn: bytes(config.view.turn) },
+    }
+}
+
+/// How calls are handed to workers.
+pub(super) fn worker_settings(config: &Config) -> WorkerSettings {
+    let permits = config.worker_tools.iter().map(|(tool, permit)| {
+        let (identities, image_digests) = (permit.workload_identities.clone(), permit.image_digests.clone());
+        (tool.clone(), Permit { identities, image_digests })
+    });
+    WorkerSettings {
+        lease: Duration::from_secs(config.workers.lease_s.into()),
+        queue_wait: Duration::from_secs(config.workers.queue_wait_s.into()),
+        queue_max: config.workers.queue_max,
+        permits: Permits(permits.collect()),
     }
 }
 

@@ -19,6 +19,10 @@ pub struct Grant {
     pub scope: String,
     /// How long it is good, in seconds.
     pub ttl_s: i64,
+    /// Of a worker: its identity.
+    pub workload_identity: Option<String>,
+    /// Of a worker: the digest of its image.
+    pub image_digest: Option<String>,
 }
 
 /// Why a token cannot be made.
@@ -45,7 +49,12 @@ pub fn mint(settings: &AuthSettings, grant: &Grant, now: Timestamp) -> Result<St
     claims.insert("scope".to_owned(), grant.scope.as_str().into());
     claims.insert("iat".to_owned(), seconds.into());
     claims.insert("exp".to_owned(), seconds.saturating_add(grant.ttl_s).into());
-    let named = [("iss", &settings.issuer), ("aud", &settings.audience)];
+    let named = [
+        ("iss", &settings.issuer),
+        ("aud", &settings.audience),
+        ("workload_identity", &grant.workload_identity),
+        ("image_digest", &grant.image_digest),
+    ];
     claims.extend(
         named
             .into_iter()

@@ -101,6 +101,10 @@ pub struct Caller {
     pub actor: Actor,
     /// What they may do.
     pub scopes: BTreeSet<Scope>,
+    /// What of a worker the issuer vouches for.
+    pub workload_identity: Option<String>,
+    /// The digest of the image that it runs, as the issuer vouches for.
+    pub image_digest: Option<String>,
     /// The names of all scopes, also of those that mean nothing here: approvers may be named by them.
     pub scope_names: BTreeSet<String>,
     /// When the token ends; streams opened with it end then.

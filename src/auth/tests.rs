@@ -239,6 +239,8 @@ async fn a_made_token_is_taken_and_says_what_was_asked() {
         actor: Actor::parse("alice").unwrap(),
         scope: "runs:read".to_owned(),
         ttl_s: parse_ttl("1h").unwrap(),
+        workload_identity: None,
+        image_digest: None,
     };
     let token = mint(&settings, &grant, NOW).unwrap();
     let caller = Verifier::new(&settings, client()).unwrap().verify(&token, NOW).await.unwrap();
@@ -268,6 +270,8 @@ fn a_ticket_opens_one_run_first_soon_and_then_until_its_token_ends() {
         scopes: BTreeSet::from([Scope::RunsRead]),
         scope_names: BTreeSet::from(["runs:read".to_owned()]),
         expires_at: NOW.plus_millis(600_000),
+        workload_identity: None,
+        image_digest: None,
     };
     let run = RunId::parse("r1").unwrap();
     let (text, expires_at) = tickets.make(&caller, &run, RunUid(Uuid::from_u128(7)), NOW).unwrap();

@@ -93,6 +93,8 @@ impl Verifier {
             actor: actor.ok_or_else(|| AuthError::BadClaim("sub".to_owned()))?,
             scopes: scope_names.iter().filter_map(|name| Scope::from_code(name)).collect(),
             scope_names,
+            workload_identity: vouched(claims, "workload_identity")?,
+            image_digest: vouched(claims, "image_digest")?,
             expires_at,
         })
     }
@@ -139,6 +141,11 @@ fn date(claims: &Map<String, Value>, name: &str) -> Result<Option<Timestamp>, Au
     #[expect(clippy::cast_possible_truncation, reason = "a cast of a float stops at the ends of the range")]
     let millis = (seconds * 1000.0) as i64;
     Ok(Some(Timestamp::from_millis(millis)))
+}
+
+/// A claim that need not be there, and must read when it is.
+fn vouched(claims: &Map<String, Value>, name: &str) -> Result<Option<String>, AuthError> {
+    if claims.contains_key(name) { text(claims, name).map(|text| Some(text.to_owned())) } else { Ok(None) }
 }
 
 fn has_audience(claim: Option<&Value>, audience: &str) -> bool {

@@ -193,5 +193,5 @@ impl Commands {
 }
 
 fn warnings(declared: &Declared) -> Vec<Warning> {
-    unserved_by_declaration(&declared.policies, &declared.entries)
+    unserved_by_declaration(&declared.policies, &declared.entries, &declared.tools)
 }

@@ -148,9 +148,22 @@ impl Commands {
         at: &str,
     ) -> Result<(CastVote, Option<Ruling>), CommandError> {
         let given = request.arguments.clone().map(Value::Object);
-        let ruling = match given.clone() {
-            None => None,
-            Some(given) => {
+        let open = envelope.head.state.approvals.find(approval.id);
+        let limit = match open.map(|open| &open.subject) {
+            Some(Subject::Limit(reached)) => Some(reached.limit),
+            Some(Subject::Call | Subject::Repeat | Subject::Sample { .. }) | None => None,
+        };
+        let ruling = match (given.clone(), limit) {
+            (None, _) => None,
+            (Some(to), Some(limit)) => {
+                let mut faults = Faults::default();
+                if let Err(detail) = limit.raised(envelope, &to, self.clock.now()) {
+                    faults.add(format!("{at}/arguments"), detail);
+                }
+                faults.finish()?;
+                None
+            }
+            (Some(given), None) => {
                 let mut gate = self.dispatch.gate(&asker.tenant);
                 let ruling = gate.rule_on_change(&envelope.binding, &approval.tool, given).await;
                 Some(self.expressions.rule(envelope, approval.turn, &approval.tool, ruling).await)

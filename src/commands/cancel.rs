@@ -19,6 +19,7 @@ use crate::run::fact::Fact;
 use crate::run::ids::RunId;
 use crate::run::outcome::Cause;
 use crate::run::refusal::Refusal;
+use crate::run::status::Status;
 use crate::secrets::RunSecrets;
 use crate::store::{AuditRow, Claim, Loaded};
 
@@ -42,15 +43,19 @@ impl Commands {
                 return Ok(());
             }
             let uid = view.uid;
-            if view.owned {
+            // Workers that have calls of it hear of the wish; a node then waits for them.
+            if view.owned || view.head.status == Status::Running {
                 failpoint::pass("cancel.wish.before");
                 let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
                 failpoint::pass("cancel.wish.after");
                 if left {
                     self.executor.cancel(uid);
+                    self.executor.wake();
                     return Ok(());
                 }
-                continue;
+                if view.owned {
+                    continue;
+                }
             }
             if self.apply_left(asker, &view).await? {
                 continue;

@@ -18,7 +18,7 @@ use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::agent::RunAgent;
 use crate::run::apply::{NewRun, admit};
-use crate::run::binding::merge;
+use crate::run::binding::{BoundTool, merge};
 use crate::run::envelope::Envelope;
 use crate::run::ids::{Fence, RunId, RunUid};
 use crate::run::message::{Content, Role};
@@ -66,6 +66,8 @@ impl Commands {
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
         let catalogs = self.read_first(&first, &asked).await?;
         let (binding, mut warnings) = merge(asked.entries, &catalogs.catalogs);
+        let (binding, hidden) = binding.with_local(asked.tools);
+        warnings.extend(hidden);
         let (binding, set_aside) = binding.offered_to(asked.spec.model.provider);
         warnings.extend(set_aside);
         warnings.extend(catalogs.warnings);
@@ -189,6 +191,7 @@ struct Asked {
     id: Option<RunId>,
     spec: RunSpec,
     entries: Vec<McpEntry>,
+    tools: Vec<BoundTool>,
     input: Vec<(Role, Vec<Content>)>,
     secrets: RunSecrets,
 }
@@ -236,7 +239,7 @@ impl Commands {
             metadata,
             priority,
         };
-        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, input, secrets })
+        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, tools: declared.tools, input, secrets })
     }
 
     /// What a run is made of: its own fields, or those of a version of an agent, with what stands beside it. `None`: that
@@ -355,8 +358,6 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
     let is_money = max_cost_usd.is_none_or(|amount| amount.is_some_and(|amount| amount > Usd::ZERO));
     let detail = "must be more than 0, at most 18000000, with at most 12 digits behind the point";
     faults.require(is_money, "/limits/max_cost_usd", detail);
-    let on_limit = request.on_limit.as_deref().unwrap_or("stop");
-    faults.require(on_limit == "stop", "/limits/on_limit", "must be \"stop\" in this version");
     let limits = Limits {
         max_turns: request.max_turns.unwrap_or(base.max_turns),
         max_tool_calls: request.max_tool_calls.unwrap_or(base.max_tool_calls),
@@ -364,6 +365,7 @@ pub(super) fn check_limits(request: LimitsRequest, base: &Limits, faults: &mut F
         max_cost_usd: max_cost_usd.flatten().or(base.max_cost_usd),
         max_duration_s: request.max_duration_s.or(base.max_duration_s),
         max_parallel_tool_calls: request.max_parallel_tool_calls.unwrap_or(base.max_parallel_tool_calls),
+        on_limit: request.on_limit.unwrap_or(base.on_limit),
     };
     faults.require(limits.max_turns > 0, "/limits/max_turns", "must be at least 1");
     let parallel = (1..=100).contains(&limits.max_parallel_tool_calls);

@@ -31,6 +31,3 @@ impl From<Faults> for CommandError {
         Self::Invalid(faults.0)
     }
 }
-
-/// What is said of a field that has its meaning only in a later version.
-pub(super) const LATER: &str = "not supported by this version";

@@ -7,9 +7,11 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::create::check_limits;
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::request::{EntryRequest, LimitsRequest};
+use super::tool_request::ToolRequest;
 use super::{Asker, CommandError, Commands};
+use crate::run::binding::BoundTool;
 use crate::run::limits::Limits;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpEntry, ModelSpec};
@@ -26,8 +28,8 @@ pub struct AgentManifest {
     pub instructions: Option<String>,
     /// The MCP servers whose tools are offered.
     pub mcp: Option<Vec<EntryRequest>>,
-    /// Worker and client tools: not in this version.
-    pub tools: Option<Vec<Value>>,
+    /// Tools that workers or the run's client carry out. One wins over an MCP tool of its name.
+    pub tools: Option<Vec<ToolRequest>>,
     /// Rules for calls, for what goes wrong with them, and for limits.
     #[schema(max_items = 100)]
     pub policies: Option<Vec<Policy>>,
@@ -50,7 +52,7 @@ pub(super) struct Declaring {
     pub(super) model: ModelSpec,
     pub(super) instructions: Option<String>,
     pub(super) mcp: Vec<EntryRequest>,
-    pub(super) tools: Vec<Value>,
+    pub(super) tools: Vec<ToolRequest>,
     pub(super) policies: Vec<Policy>,
     pub(super) on_catalog_change: Option<CatalogPolicy>,
     pub(super) binding_id: Option<String>,
@@ -79,6 +81,7 @@ pub(super) struct Declared {
     pub(super) model: ModelSpec,
     pub(super) instructions: Option<String>,
     pub(super) entries: Vec<McpEntry>,
+    pub(super) tools: Vec<BoundTool>,
     pub(super) policies: Vec<Policy>,
     pub(super) on_catalog_change: CatalogPolicy,
     pub(super) binding_id: Option<String>,
@@ -98,15 +101,16 @@ impl Commands {
         if let Some(schema) = &declaring.output_schema {
             self.check_schema(asker, schema, "/output_schema".to_owned(), &mut Budget::of_one(), faults).await?;
         }
-        faults.require(declaring.tools.is_empty(), "/tools", LATER);
         self.check_model(asker, &declaring.model, Some(secrets), "/model", faults).await?;
         let limits = check_limits(declaring.limits, &Limits::default(), faults);
         let entries = self.check_entries(asker, declaring.mcp, Some(secrets), faults).await?;
-        self.check_policies(&declaring.policies, &entries, faults).await?;
+        let tools = self.check_tools(asker, declaring.tools, declaring.model.provider, faults).await?;
+        self.check_policies(&declaring.policies, &entries, &tools, faults).await?;
         Ok(Declared {
             model: declaring.model,
             instructions: declaring.instructions,
             entries,
+            tools,
             policies: declaring.policies,
             on_catalog_change: declaring.on_catalog_change.unwrap_or_default(),
             binding_id: declaring.binding_id,

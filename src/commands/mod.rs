@@ -11,16 +11,22 @@ mod delete;
 mod entries;
 mod entry;
 mod faults;
+mod handed;
 mod input;
 mod inputs;
 mod manifest;
+mod permits;
 mod policies;
 mod reconcile;
 mod registration;
 mod request;
+mod results;
 mod resume;
 mod servers;
 mod stored;
+mod tool_request;
+mod tools;
+mod workers;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -28,12 +34,16 @@ use std::time::Duration;
 
 pub use agents::{Manifest, Publication, Validated};
 pub use create::Created;
+pub use handed::{Claimed, HandedCall};
 pub use manifest::AgentManifest;
+pub use permits::{Permit, Permits, Workload};
 pub use reconcile::ReconcileCall;
 pub use registration::{PutSecret, PutServer};
 pub use request::{AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ResumeRun, RetryCall, RunInput};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
+pub use tool_request::{CallResult, ClaimCalls, GiveResults, HeldCall};
+pub use workers::WorkerSettings;
 
 use serde_json::Value;
 use tokio_util::task::TaskTracker;
@@ -212,6 +222,8 @@ pub struct Commands {
     pub tasks: TaskTracker,
     /// What the operator allows.
     pub allow: Allowances,
+    /// How calls are handed to workers.
+    pub workers: WorkerSettings,
 }
 
 impl Commands {

@@ -7,7 +7,7 @@ use super::faults::Faults;
 use super::{CommandError, Commands};
 use crate::policy::Roots;
 use crate::run::approval::OnTimeout;
-use crate::run::binding::Hints;
+use crate::run::binding::{BoundTool, Hints};
 use crate::run::policy::{Action, Policy, Scope, Trigger};
 use crate::run::spec::{McpEntry, PerTool, SideEffectClass};
 
@@ -17,21 +17,22 @@ const POLICIES_MAX: usize = 100;
 /// Where rules stand.
 #[derive(Clone, Copy)]
 enum Home<'a> {
-    /// With these servers, in a run or in an agent.
-    Run(&'a [McpEntry]),
+    /// With these servers and declared tools, in a run or in an agent.
+    Run(&'a [McpEntry], &'a [BoundTool]),
     /// In the registration of this server.
     Server(&'a str, &'a McpEntry),
 }
 
 impl Commands {
-    /// The rules of a run with these servers.
+    /// The rules of a run with these servers and declared tools.
     pub(super) async fn check_policies(
         &self,
         policies: &[Policy],
         entries: &[McpEntry],
+        tools: &[BoundTool],
         faults: &mut Faults,
     ) -> Result<(), CommandError> {
-        self.check_rules(policies, Home::Run(entries), faults).await
+        self.check_rules(policies, Home::Run(entries, tools), faults).await
     }
 
     /// The rules of a registered server.
@@ -56,6 +57,8 @@ impl Commands {
             for (member, detail) in policy.contradictions() {
                 faults.add(at(member), detail);
             }
+            let of_run = policy.trigger != Trigger::LimitReached || matches!(home, Home::Run(..));
+            faults.require(of_run, &at("trigger"), "limits are a run's: the rule cannot stand with a server");
             if let Err(detail) = home.has(policy) {
                 faults.add(at("scope"), detail);
             }
@@ -93,12 +96,13 @@ impl Home<'_> {
     fn has(self, policy: &Policy) -> Result<(), String> {
         match (self, &policy.scope) {
             (_, Scope::Agent) => Ok(()),
-            (Self::Run(entries), Scope::Tool(name)) => {
+            (Self::Run(entries, tools), Scope::Tool(name)) => {
                 // A server's tools are known when it is read: what fits none of them is a warning then.
-                let may_be_served = entries.iter().any(|entry| !entry.is_unused());
+                let is_declared = tools.iter().any(|tool| tool.name == *name);
+                let may_be_served = is_declared || entries.iter().any(|entry| !entry.is_unused());
                 if may_be_served { Ok(()) } else { Err(format!("no tool {name:?} is declared, and no server")) }
             }
-            (Self::Run(entries), Scope::Server(name)) => {
+            (Self::Run(entries, _), Scope::Server(name)) => {
                 let is = |entry: &McpEntry| entry.server.as_ref() == Some(name) || entry.label() == name;
                 let fits = entries.iter().any(is);
                 if fits { Ok(()) } else { Err(format!("there is no server {name:?} here")) }
@@ -120,14 +124,23 @@ impl Home<'_> {
     /// Whether the rule is about a tool that is declared as irreversible.
     fn has_irreversible(self, policy: &Policy) -> bool {
         match self {
-            Self::Run(entries) => entries.iter().any(|entry| match &policy.scope {
-                Scope::Agent => declares_irreversible(entry, |_| true),
-                Scope::Server(name) => {
-                    let is = entry.server.as_ref() == Some(name) || entry.label() == name;
-                    is && declares_irreversible(entry, |_| true)
-                }
-                Scope::Tool(name) => declares_irreversible(entry, |tool| entry.offered_name(tool) == *name),
-            }),
+            Self::Run(entries, tools) => {
+                let covers = |tool: &BoundTool| match &policy.scope {
+                    Scope::Agent => true,
+                    Scope::Tool(name) => tool.name == *name,
+                    Scope::Server(_) => false,
+                };
+                let is_irreversible = |tool: &BoundTool| tool.class == SideEffectClass::IrreversibleAction;
+                tools.iter().any(|tool| covers(tool) && is_irreversible(tool))
+                    || entries.iter().any(|entry| match &policy.scope {
+                        Scope::Agent => declares_irreversible(entry, |_| true),
+                        Scope::Server(name) => {
+                            let is = entry.server.as_ref() == Some(name) || entry.label() == name;
+                            is && declares_irreversible(entry, |_| true)
+                        }
+                        Scope::Tool(name) => declares_irreversible(entry, |tool| entry.offered_name(tool) == *name),
+                    })
+            }
             Self::Server(_, entry) => declares_irreversible(entry, |tool| policy.scope.covers_own(tool)),
         }
     }
@@ -136,6 +149,10 @@ impl Home<'_> {
 /// The member by which a rule has calls sent again without anybody's word.
 fn repeats_by_itself(policy: &Policy) -> Option<&'static str> {
     let by_deadline = policy.approval.as_ref().is_some_and(|rule| rule.on_timeout == OnTimeout::Approve);
+    // A call that was never handed out is not sent again but for the first time.
+    if matches!(policy.trigger, Trigger::NoHandler | Trigger::CapacityExhausted) {
+        return None;
+    }
     match policy.action {
         Action::Retry => Some("action"),
         Action::RequireApproval if by_deadline && policy.trigger != Trigger::Call => Some("approval/on_timeout"),

@@ -9,9 +9,11 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::manifest::Declaring;
+use super::tool_request::{ClientResult, ToolRequest};
 use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
 use crate::run::asking::{Elicitation, Sampling};
+use crate::run::limits::OnLimit;
 use crate::run::policy::Policy;
 use crate::run::spec::{CatalogPolicy, McpAuth, ModelSpec, PerTool, Replay, SideEffectClass, Timeouts};
 
@@ -34,8 +36,8 @@ pub struct CreateRun {
     pub input: RunInput,
     /// The MCP servers whose tools are offered.
     pub mcp: Option<Vec<EntryRequest>>,
-    /// Worker and client tools: not in this version.
-    pub tools: Option<Vec<Value>>,
+    /// Tools that workers or the run's client carry out. One wins over an MCP tool of its name.
+    pub tools: Option<Vec<ToolRequest>>,
     /// Rules for calls, for what goes wrong with them, and for limits.
     #[schema(max_items = 100)]
     pub policies: Option<Vec<Policy>>,
@@ -265,8 +267,9 @@ pub struct LimitsRequest {
     /// Calls of one turn that are out at once (5).
     #[schema(minimum = 1, maximum = 100)]
     pub max_parallel_tool_calls: Option<u32>,
-    /// `stop`; `escalate` is not in this version.
-    pub on_limit: Option<String>,
+    /// What follows when one of the others is reached: the run stops (`stop`), or waits for people who may raise it
+    /// (`escalate`).
+    pub on_limit: Option<OnLimit>,
 }
 
 /// A resume of a run.
@@ -284,8 +287,9 @@ pub struct ResumeRun {
     /// Votes on calls that wait for an approval (scope `approvals:decide`).
     #[schema(max_items = 200)]
     pub approvals: Option<Vec<DecideCall>>,
-    /// Results of client tools: not in this version.
-    pub tool_results: Option<Vec<Value>>,
+    /// Results of calls that the run's client carried out.
+    #[schema(max_items = 100)]
+    pub tool_results: Option<Vec<ClientResult>>,
     /// Tighter limits for the rest of the run's life; none can be loosened.
     pub limits: Option<LimitsRequest>,
 }

@@ -1,8 +1,9 @@
 //! Resumes a run: the checks in the order of the contract, each before anything is written.
 
 use super::create::{check_limits, check_price};
-use super::faults::{Faults, LATER};
+use super::faults::Faults;
 use super::request::{DecideCall, LimitsRequest, ResumeRun, RetryCall};
+use super::results::check_results;
 use super::{Asker, CommandError, Commands, approvals, tell};
 use crate::failpoint;
 use crate::run::apply;
@@ -55,6 +56,8 @@ impl Commands {
             }
             let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
+            let given = request.tool_results.as_deref().unwrap_or_default();
+            let results = self.results_of(asker, &envelope, given, "/tool_results").await?;
             let votes = self.votes(asker, &envelope, request.approvals.as_deref().unwrap_or_default()).await?;
             let (served, warnings) = self.read_again(asker, &envelope, entries.clone()).await?;
             let resume = Resume {
@@ -65,6 +68,7 @@ impl Commands {
                 warnings,
                 on_catalog_change: request.on_catalog_change.unwrap_or_default(),
                 limits,
+                results,
             };
             let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
                 Ok(commit) => commit,
@@ -163,7 +167,7 @@ impl Commands {
             let at = format!("/approvals/{index}");
             approvals::check(&vote.vote(), &at, self.allow.approvals_require_token, &mut faults);
         }
-        faults.require(request.tool_results.as_ref().is_none_or(Vec::is_empty), "/tool_results", LATER);
+        check_results(request.tool_results.as_deref().unwrap_or_default(), "/tool_results", &mut faults);
         if let Some(limits) = &request.limits {
             check_limits(limits.clone(), &Limits::default(), &mut faults);
         }

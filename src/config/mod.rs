@@ -17,7 +17,9 @@ mod servers;
 mod tests;
 mod unknown;
 mod view;
+mod workers;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,9 +40,11 @@ pub use keep::KeepDays;
 use keep::{KEEP_EVENTS_D, KEEP_RECEIPTS_D, KEEP_RUNS_D, keep_days};
 use reader::Reader;
 pub use servers::DeclaredServer;
-pub use unknown::unknown_variables;
+pub use unknown::{process_env, unknown_variables};
 pub use view::ViewBytes;
 use view::{RESULT_VIEW_BYTES, TURN_VIEW_BYTES, view_bytes};
+pub use workers::{ToolPermit, WorkerLimits};
+use workers::{WORKER_LEASE_S, WORKER_QUEUE_MAX, WORKER_QUEUE_WAIT_S, worker_limits};
 
 /// Smallest shared secret, in bytes: the strength of HS256.
 const SECRET_MIN: usize = 32;
@@ -107,7 +111,7 @@ const LOG_FILTER: Setting = plain("RUST_LOG", None, "which log lines are written
 const OTLP_ENDPOINT: Setting = plain("OTEL_EXPORTER_OTLP_ENDPOINT", None, "not used by this version");
 
 /// Every setting, in the order in which `countersign config` prints them.
-pub const SETTINGS: [Setting; 32] = [
+pub const SETTINGS: [Setting; 35] = [
     DATABASE_URL,
     LISTEN,
     JWT_HS256_SECRET,
@@ -128,6 +132,9 @@ pub const SETTINGS: [Setting; 32] = [
     MCP_SERVER_CONNECTIONS,
     MCP_IDLE_S,
     CATALOG_MAX_AGE_MS,
+    WORKER_LEASE_S,
+    WORKER_QUEUE_WAIT_S,
+    WORKER_QUEUE_MAX,
     WAKE,
     DRAIN_S,
     RESULT_VIEW_BYTES,
@@ -177,6 +184,10 @@ pub struct Config {
     pub stdio_guard: Option<PathBuf>,
     /// Milliseconds that a reading of a server's tools counts.
     pub catalog_max_age_ms: u32,
+    /// How calls are handed to workers.
+    pub workers: WorkerLimits,
+    /// Who may have which tools of workers.
+    pub worker_tools: BTreeMap<String, ToolPermit>,
     /// How nodes tell each other what changed.
     pub wake: Wake,
     /// Seconds that runs may go on after SIGTERM.
@@ -291,6 +302,7 @@ impl Config {
         let tenant_max_calls = reader.number(&TENANT_MAX_CALLS, 1, 1_000_000);
         let mcp_connections = mcp_connections(reader);
         let catalog_max_age_ms = reader.number(&CATALOG_MAX_AGE_MS, 0, 3_600_000);
+        let workers = worker_limits(reader);
         let wake = reader.one_of(&WAKE, &[("notify", Wake::Notify), ("off", Wake::Off)]);
         let drain_s = reader.number(&DRAIN_S, 0, 86_400);
         let (keep, view) = (keep_days(reader), view_bytes(reader));
@@ -322,6 +334,8 @@ impl Config {
             prices: Prices::default(),
             stdio_guard: None,
             catalog_max_age_ms: catalog_max_age_ms?,
+            workers: workers?,
+            worker_tools: BTreeMap::new(),
             wake: wake?,
             drain_s: drain_s?,
             keep: keep?,
@@ -333,11 +347,6 @@ impl Config {
             warnings,
         })
     }
-}
-
-/// The environment of this process. Text that is not UTF-8 keeps a mark that the reader refuses.
-pub fn process_env(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 fn database_url(reader: &mut Reader<'_>) -> Option<SecretString> {

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::prices::prices;
+use super::workers::{self, ToolPermit};
 use super::{Config, ConfigFault, ConfigFaults};
 use crate::run::asking::Elicitation;
 use crate::run::ids::TenantId;
@@ -57,6 +58,7 @@ impl Config {
         let declared = read(path).map_err(ConfigFaults)?;
         self.mcp_servers = declared.servers;
         self.prices = declared.prices;
+        self.worker_tools = declared.worker_tools;
         Ok(self)
     }
 }
@@ -66,6 +68,7 @@ impl Config {
 struct Declarations {
     servers: Vec<DeclaredServer>,
     prices: Prices,
+    worker_tools: BTreeMap<String, ToolPermit>,
 }
 
 /// What a file declares.
@@ -96,6 +99,7 @@ fn parse(text: &str) -> Result<Declarations, Vec<String>> {
                 found.servers.extend(declared.into_iter().filter_map(|(name, value)| server(name, value, &mut faults)));
             }
             Value::Table(declared) if key == "prices" => found.prices = prices(declared, &mut faults),
+            value if key == "worker_tools" => found.worker_tools = workers::permits(value, &mut faults),
             _ if key == "mcp_servers" || key == "prices" => faults.push(format!("{key} is no table")),
             _ => faults.push(format!("{key} is not a setting of this version")),
         }

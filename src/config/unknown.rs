@@ -1,8 +1,13 @@
-//! Names in the environment that look like settings and are none.
+//! The environment of this process, and names in it that look like settings and are none.
 
 use super::SETTINGS;
 #[cfg(debug_assertions)]
 use super::failpoints;
+
+/// The environment of this process. Text that is not UTF-8 keeps a mark that the reader refuses.
+pub fn process_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
 
 /// A warning for every `COUNTERSIGN_…` variable of this process that no setting has: a typing error would
 /// otherwise silently leave a default.

@@ -13,7 +13,7 @@ use crate::run::ids::TenantId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
 use crate::run::message::WrittenCall;
 use crate::run::structured::value_of;
-use crate::schema::{Budget, FAULT_MAX, Schema, Schemas, Unusable};
+use crate::schema::{Budget, Busy, FAULT_MAX, Schema, Schemas, Unusable};
 use crate::secrets::Redactor;
 
 /// The rule of a call to a tool that the model was not offered.
@@ -97,13 +97,9 @@ impl Gate {
     /// Why it is not what was asked for.
     pub async fn answer(&self, schema: &Value, text: &str) -> Result<Value, String> {
         let value = value_of(text)?;
-        let schema = self.schemas.of(&self.tenant, schema, &mut Budget::of_one()).await;
-        let schema = schema.map_err(|fault| format!("the schema cannot be used: it {fault}"))?;
-        let flaws = self.schemas.flaws(&self.tenant, &schema, &value, MAX_FAULTS).await;
-        let flaws = flaws.map_err(|busy| format!("it was not checked: the check {busy}"))?;
-        let told: Vec<String> =
-            flaws.iter().map(|flaw| Redactor::default().cut(&flaw.to_string(), FAULT_MAX)).collect();
-        if told.is_empty() { Ok(value) } else { Err(told.join("; ")) }
+        let misfit = misfit(&self.schemas, &self.tenant, schema, &value).await;
+        let misfit = misfit.map_err(|busy| format!("it {busy}"))?;
+        misfit.map_or(Ok(value), Err)
     }
 
     async fn faults(&mut self, tool: &BoundTool, input: &Value) -> Option<String> {
@@ -138,6 +134,27 @@ impl Gate {
         self.compiled.insert(tool.name.clone(), compiled.iter().map(Arc::downgrade).collect());
         Ok(compiled)
     }
+}
+
+/// What of a value is not as a schema wants it, told in one line to whoever gave it.
+///
+/// # Errors
+/// The node is busy. A schema that can never be used is a fault of every value.
+pub(super) async fn misfit(
+    schemas: &Arc<Schemas>,
+    tenant: &TenantId,
+    schema: &Value,
+    value: &Value,
+) -> Result<Option<String>, Busy> {
+    let cut = |text: &str| Redactor::default().cut(text, FAULT_MAX);
+    let schema = match schemas.of(tenant, schema, &mut Budget::of_one()).await {
+        Ok(schema) => schema,
+        Err(Unusable::Fault(why)) => return Ok(Some(format!("the schema cannot be used: it {}", cut(&why)))),
+        Err(Unusable::Busy(busy)) => return Err(busy),
+    };
+    let flaws = schemas.flaws(tenant, &schema, value, MAX_FAULTS).await?;
+    let told: Vec<_> = flaws.iter().map(|flaw| cut(&flaw.to_string())).collect();
+    Ok((!told.is_empty()).then(|| told.join("; ")))
 }
 
 /// What the rules say of a valid call, whoever carries it out.

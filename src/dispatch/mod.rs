@@ -4,6 +4,7 @@
 //! **The effect boundary.** The receipt is stored before the first byte leaves. A crash in between leaves `executing`
 //! for a call that was never sent: asking a person once too often is the price of never repeating an effect.
 
+mod catalogs;
 mod credential;
 mod declared;
 mod fresh;
@@ -23,79 +24,27 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 pub use crate::mcp::{AskRefusal, MayLeave, News, ProgressSink, ServerAsk, Sighting};
+pub use catalogs::{Catalogs, Unreachable, Watched};
 pub use declared::{Declared, Terms};
 pub use gate::{Gate, INVALID_ARGUMENTS};
 pub use registry::SecretFault;
 
-use crate::mcp::{AskDoor, Continuation, McpPool, Subscription, TaskRequest, ToolRequest};
+use crate::mcp::{AskDoor, Continuation, McpPool, TaskRequest, ToolRequest};
 use crate::net::Egress;
 use crate::oauth::Tokens;
 use crate::run::ask::{Asked, Question};
-use crate::run::binding::{Binding, ServedCatalog, Warning, WarningKind};
+use crate::run::binding::Binding;
 use crate::run::call::{Backend, Call, idempotency_key};
 use crate::run::ids::{Fence, RunId, RunUid, TenantId};
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::spec::McpEntry;
-use crate::schema::Schemas;
+use crate::schema::{Busy, Schemas};
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
+use catalogs::{ReadOne, unreadable};
 use registry::Registry;
 use target::place_of;
 use told::EverTold;
-
-/// A required server gave no catalog.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("MCP server '{server}' cannot be read: {message}")]
-pub struct Unreachable {
-    /// What the entry is called: its namespace, else its address.
-    pub server: String,
-    /// For people.
-    pub message: String,
-}
-
-/// What the servers of a run serve.
-#[derive(Clone, Debug, Default)]
-pub struct Catalogs {
-    /// In the order of the entries; `None` for one that was not read.
-    pub catalogs: Vec<Option<Arc<ServedCatalog>>>,
-    /// Entries that are not required and could not be read.
-    pub warnings: Vec<Warning>,
-    /// What it takes to hear whether the readings still hold.
-    pub watched: Watched,
-    /// Whether an earlier reading of a server is kept because it could not be read again.
-    pub has_kept: bool,
-}
-
-/// The servers of a run as they were read last, in the order of its entries. Their connections are in use meanwhile.
-#[derive(Clone, Debug, Default)]
-pub struct Watched(Vec<Option<Subscription>>);
-
-impl Watched {
-    /// What became of the readings since.
-    pub fn news(&self) -> News {
-        self.0.iter().flatten().map(Subscription::news).max().unwrap_or(News::None)
-    }
-}
-
-/// One server's tools, and what it takes to hear whether they still hold; neither of one that was not read.
-type ReadOne = (Option<Arc<ServedCatalog>>, Option<Subscription>);
-
-impl Catalogs {
-    fn push(&mut self, (catalog, subscription): ReadOne) {
-        self.catalogs.push(catalog);
-        self.watched.0.push(subscription);
-    }
-
-    fn keep(&mut self, before: Option<Subscription>) {
-        self.has_kept |= before.is_some();
-        self.push((None, before));
-    }
-}
-
-/// An optional server that is away: told once, since it is told in the same words each time.
-fn unreadable(unreachable: &Unreachable) -> Warning {
-    Warning::mcp(WarningKind::Other, unreachable.to_string(), Some("mcp-unreachable"))
-}
 
 /// Whose call it is.
 #[derive(Clone, Debug)]
@@ -171,6 +120,14 @@ impl Dispatch {
     /// Where JSON Schemas are compiled and values are checked by them.
     pub fn schemas(&self) -> Arc<Schemas> {
         self.pool.schemas()
+    }
+
+    /// What of a result is not as the schema that its tool was declared with wants it.
+    ///
+    /// # Errors
+    /// The node is busy.
+    pub async fn misfit(&self, tenant: &TenantId, schema: &Value, output: &Value) -> Result<Option<String>, Busy> {
+        gate::misfit(&self.pool.schemas(), tenant, schema, output).await
     }
 
     /// Whether the server may reach that address at all.

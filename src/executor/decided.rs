@@ -20,6 +20,7 @@ impl Drive<'_> {
                 applied => applied?,
             }
         }
+        self.heed_fetched().await?;
         self.heed_answers().await?;
         self.heed_votes().await
     }
@@ -54,6 +55,26 @@ impl Drive<'_> {
                     | Refusal::RunTerminal,
                 )) => {}
                 applied => applied?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What workers and the client did with their calls. Whoever left it waits for it, so what comes too late is theirs to
+    /// find out.
+    async fn heed_fetched(&mut self) -> Result<(), Stopped> {
+        let left = std::mem::take(&mut *self.signals.fetched.lock());
+        for fact in left {
+            match self.decide(fact.into_fact()).await {
+                Err(Stopped::Refused(
+                    Refusal::LeaseLost | Refusal::NotOffered | Refusal::NotAwaited(_) | Refusal::RunTerminal,
+                )) => {}
+                // A result of a call that is gone by now.
+                Err(Stopped::Refused(Refusal::Impossible(why))) => tracing::debug!(why, "a fact came too late"),
+                applied => applied?,
+            }
+            if self.let_go {
+                break;
             }
         }
         Ok(())

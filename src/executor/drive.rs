@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::asks::Asks;
@@ -26,7 +26,7 @@ use crate::run::commit::{Commit, Next};
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
 use crate::run::ids::CallKey;
-use crate::run::outcome::Outcome;
+use crate::run::outcome::{Cause, Outcome};
 use crate::run::refusal::Refusal;
 use crate::run::spec::McpEntry;
 use crate::run::{Step, apply, next};
@@ -104,6 +104,9 @@ async fn drive_to_rest(
 ) -> Result<(), Stopped> {
     let mut drive = Drive::start(shared, claim, signals, begun).await?;
     loop {
+        if drive.let_go {
+            return Ok(());
+        }
         drive.heed_news();
         let step = drive.heed_wish();
         drive.may_go_on(step)?;
@@ -111,6 +114,7 @@ async fn drive_to_rest(
             Step::BeginLeg => drive.decide(Fact::LegBegan).await?,
             Step::CheckCatalog => drive.check_catalog().await?,
             Step::RefreshCatalog => drive.refresh_catalog().await?,
+            Step::JudgeLimit => drive.judge_limit().await?,
             Step::AskModel => {
                 drive.until_certain().await?;
                 drive.ask_model().await?;
@@ -118,7 +122,6 @@ async fn drive_to_rest(
             Step::AwaitCalls => drive.await_call().await?,
             Step::AwaitRoom => drive.await_room().await?,
             Step::Cancel => drive.decide(Fact::Cancelled).await?,
-            Step::Rest if drive.let_go => return Ok(()),
             Step::Rest => return Err(Stopped::NothingToDo),
         }
     }
@@ -146,8 +149,10 @@ pub(super) struct Drive<'a> {
     pub(super) stop_calls: CancellationToken,
     /// The servers' tools as they were read last.
     pub(super) catalogs: Catalogs,
+    /// Until when workers may still answer a run that is being cancelled.
+    workers_until: Option<Instant>,
     /// Whether a commit has let go of the run.
-    let_go: bool,
+    pub(super) let_go: bool,
 }
 
 impl<'a> Drive<'a> {
@@ -195,6 +200,7 @@ impl<'a> Drive<'a> {
             said: Said::default(),
             stop_calls: CancellationToken::new(),
             catalogs: Catalogs::new(watched, turns),
+            workers_until: None,
             let_go: false,
         })
     }
@@ -215,7 +221,11 @@ impl<'a> Drive<'a> {
         if self.signals.cancel.is_cancelled() && !self.envelope.head.status.is_terminal() {
             match self.envelope.leg {
                 // What its servers go on with is cancelled there first.
-                Leg::Outside if !self.envelope.has_deferred() => return Step::Cancel,
+                Leg::Outside if !self.envelope.has_deferred() && !self.envelope.has_with_worker() => {
+                    return Step::Cancel;
+                }
+                // Workers hear of it by themselves; what an earlier driver had out is looked at first.
+                Leg::Outside if !self.envelope.has_held() => self.envelope.leg = Leg::Cancelling,
                 Leg::CheckingCatalog | Leg::Working => {
                     self.envelope.leg = Leg::Cancelling;
                     self.stop_calls.cancel();
@@ -241,6 +251,7 @@ impl<'a> Drive<'a> {
             Step::BeginLeg
             | Step::CheckCatalog
             | Step::RefreshCatalog
+            | Step::JudgeLimit
             | Step::AskModel
             | Step::AwaitCalls
             | Step::AwaitRoom
@@ -315,7 +326,7 @@ impl<'a> Drive<'a> {
         let may_send = self.envelope.waits_for_room() && !draining;
         self.ask_for_deferred();
         let may_leave = !cancelling && self.only_deferred();
-        if self.calls.is_empty() && self.envelope.has_executing() {
+        if self.calls.is_empty() && self.envelope.has_held() {
             return Err(Refusal::Impossible("a call is executing and none is out").into());
         }
         if self.calls.is_empty() && draining {
@@ -324,6 +335,11 @@ impl<'a> Drive<'a> {
         if self.begin_queued().await? || self.begin_sample().await? {
             return Ok(());
         }
+        let grace = if cancelling {
+            *self.workers_until.get_or_insert_with(|| Instant::now() + self.shared.settings.worker_grace)
+        } else {
+            Instant::now()
+        };
         tokio::select! {
             Some((key, outcome)) = self.calls.next(), if !self.calls.is_empty() => {
                 self.out.remove(&key);
@@ -337,8 +353,17 @@ impl<'a> Drive<'a> {
             () = self.signals.cancel.cancelled(), if !cancelling => Ok(()),
             () = self.signals.decided.notified() => self.heed_decisions().await,
             () = self.shared.draining.cancelled(), if may_leave => Err(Stopped::Draining),
+            () = sleep_until(grace), if cancelling && self.envelope.has_with_worker() => self.give_workers_up().await,
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
         }
+    }
+
+    /// The workers have had their time to hear that the run is cancelled, and to answer.
+    async fn give_workers_up(&mut self) -> Result<(), Stopped> {
+        while let Some(key) = self.envelope.calls.iter().find(|call| call.is_with_worker()).map(|call| call.key) {
+            self.decide(Fact::CallEnded { key, outcome: Outcome::Unknown(Cause::Cancelled) }).await?;
+        }
+        Ok(())
     }
 
     /// Waits; `true` when a wish to cancel came first.

@@ -35,7 +35,7 @@ use crate::run::ids::{Fence, NodeId, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::run::view::ViewLimits;
 use crate::store::journal::Journal;
-use crate::store::{Claim, Store};
+use crate::store::{Claim, LeftFact, Store};
 use lease::Lease;
 use room::Rooms;
 use stopped::Stopped;
@@ -51,6 +51,8 @@ pub struct ExecutorSettings {
     pub tenant_max_running: usize,
     /// Calls of one tenant that this node has out at once.
     pub tenant_max_calls: usize,
+    /// How long workers may still answer when their run is cancelled.
+    pub worker_grace: Duration,
     /// How old a catalog may be when a leg begins.
     pub catalog_max_age: Duration,
     /// How much of results models are told.
@@ -113,9 +115,11 @@ struct Signals {
     decisions: Arc<Mutex<Vec<(Timestamp, Reconciliation)>>>,
     /// What people answered to its servers' questions, not yet applied.
     answers: Arc<Mutex<Vec<InputAnswer>>>,
+    /// What became of calls that others fetch, not yet applied.
+    fetched: Arc<Mutex<Vec<LeftFact>>>,
     /// Votes, not yet applied.
     votes: Arc<Mutex<Vec<LeftVote>>>,
-    /// There are some of these.
+    /// There are some of any.
     decided: Arc<Notify>,
 }
 

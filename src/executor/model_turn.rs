@@ -172,6 +172,12 @@ impl Drive<'_> {
         rulings
     }
 
+    /// What the rules for limits say of one that is reached.
+    pub(super) async fn judge_limit(&mut self) -> Result<(), Stopped> {
+        let said = self.shared.parts.expressions.limit_reached(&self.envelope).await;
+        self.decide(Fact::LimitJudged { said }).await
+    }
+
     async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {
         let (code, after, refused) = match failed.kind {
             ModelErrorKind::Retryable { after } => ("model-error", Some(after), None),

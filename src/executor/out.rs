@@ -139,7 +139,7 @@ impl Drive<'_> {
 
     /// Whether everything that is out goes on without us: then nothing keeps a node that drains from letting go.
     pub(super) fn only_deferred(&self) -> bool {
-        let mut out = self.envelope.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. }));
+        let mut out = self.envelope.calls.iter().filter(|call| call.is_held());
         out.all(|call| call.task.is_some())
     }
 }

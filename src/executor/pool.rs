@@ -203,8 +203,10 @@ impl Shared {
                 if wishes.cancel_requested_by.is_some() {
                     signals.cancel.cancel();
                 }
-                if !(wishes.decisions.is_empty() && wishes.answers.is_empty() && wishes.votes.is_empty()) {
+                let crate::store::Wishes { decisions, answers, fetched, votes, .. } = &wishes;
+                if !(decisions.is_empty() && answers.is_empty() && fetched.is_empty() && votes.is_empty()) {
                     signals.decisions.lock().extend(wishes.decisions);
+                    signals.fetched.lock().extend(wishes.fetched);
                     signals.answers.lock().extend(wishes.answers);
                     signals.votes.lock().extend(wishes.votes);
                     signals.decided.notify_one();

@@ -113,6 +113,7 @@ impl Drive<'_> {
         tokio::select! {
             () = self.room.came() => self.decide(Fact::RoomCame).await,
             () = self.signals.cancel.cancelled() => Ok(()),
+            () = self.signals.decided.notified() => self.heed_decisions().await,
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
             () = self.shared.draining.cancelled() => Err(Stopped::Draining),
         }

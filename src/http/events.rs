@@ -123,6 +123,8 @@ async fn reader(
         scopes,
         scope_names: std::collections::BTreeSet::new(),
         expires_at,
+        workload_identity: None,
+        image_digest: None,
     };
     let view = fetch(api, &caller, id).await?;
     if view.uid == uid { Ok((caller, view)) } else { Err(ApiError::TicketOfAnotherRun) }

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
 use crate::commands::{
-    AgentManifest, AnswerInput, Asker, CreateRun, DecideApproval, Manifest, PutSecret, PutServer, ReconcileCall,
-    RequestKey, ResumeRun,
+    AgentManifest, AnswerInput, Asker, CallResult, ClaimCalls, CreateRun, DecideApproval, GiveResults, HeldCall,
+    Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
 };
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
@@ -46,6 +46,9 @@ pub(super) struct AgentsWriter(pub(super) Caller);
 
 /// A caller who may store secrets.
 pub(super) struct SecretsWriter(pub(super) Caller);
+
+/// A worker.
+pub(super) struct Worker(pub(super) Caller);
 
 /// A caller who may approve or deny calls.
 pub(super) struct Approver(pub(super) Caller);
@@ -96,6 +99,14 @@ impl FromRequestParts<Arc<Api>> for SecretsWriter {
     }
 }
 
+impl FromRequestParts<Arc<Api>> for Worker {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
+        caller(&parts.headers, api, Scope::Workers).await.map(Self)
+    }
+}
+
 impl FromRequestParts<Arc<Api>> for AgentsWriter {
     type Rejection = ApiError;
 
@@ -142,7 +153,7 @@ impl FromRequestParts<Arc<Api>> for RunPath {
     }
 }
 
-/// The name at the end of the address, of a server or a secret.
+/// The one name in the address, of a server, a secret, a worker or its call.
 pub(super) struct NamePath(pub(super) String);
 
 impl FromRequestParts<Arc<Api>> for NamePath {
@@ -238,6 +249,26 @@ impl Body for PutServer {
 
 impl Body for PutSecret {
     const SCHEMA: &'static str = "PutSecret";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for ClaimCalls {
+    const SCHEMA: &'static str = "ClaimCalls";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for HeldCall {
+    const SCHEMA: &'static str = "HeldCall";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for CallResult {
+    const SCHEMA: &'static str = "CallResult";
+    const MAY_BE_EMPTY: bool = false;
+}
+
+impl Body for GiveResults {
+    const SCHEMA: &'static str = "GiveResults";
     const MAY_BE_EMPTY: bool = false;
 }
 

@@ -94,7 +94,12 @@ fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Li
             let all = command(run, "retry", "resume", Scope::Admin, Some(body));
             [all].into_iter().chain(reconcile_each(run, undecided, true)).chain([cancel(run)]).collect()
         }
-        Status::Suspended(SuspendReason::ApprovalRequired | SuspendReason::InputRequired) => vec![cancel(run)],
+        Status::Suspended(
+            SuspendReason::LimitEscalated
+            | SuspendReason::ApprovalRequired
+            | SuspendReason::ClientToolResultsRequired
+            | SuspendReason::InputRequired,
+        ) => vec![cancel(run)],
         Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
         Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],
         Status::Queued | Status::Running => reconcile_each(run, undecided, true).collect(),

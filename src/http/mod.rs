@@ -30,6 +30,7 @@ mod tickets;
 mod versions;
 mod views;
 mod wait;
+mod workers;
 mod yaml;
 
 pub use listen::{ConnectionLimits, serve};
@@ -137,6 +138,10 @@ pub fn router(parts: Parts) -> Result<Router, String> {
         "AgentManifest",
         "DeployVersion",
         "RollBackVersion",
+        "ClaimCalls",
+        "HeldCall",
+        "CallResult",
+        "GiveResults",
     ];
     let schemas = Schemas::compile(&document, &bodies)?;
     let Parts { commands, store, hub, follower, verifier, tickets, clock, phase, stopping, metrics, settings } = parts;
@@ -178,6 +183,11 @@ fn routes() -> Router<Arc<Api>> {
         .route("/v1/runs/{run_id}/resume", post(runs::run_resume))
         .route("/v1/runs/{run_id}/cancel", post(runs::run_cancel))
         .route("/v1/runs/{run_id}/inputs/{input_id}", post(inputs::input_answer))
+        .route("/v1/runs/{run_id}/tool-results", post(workers::results_give))
+        .route("/v1/workers/{worker_id}/claims", post(workers::calls_claim))
+        .route("/v1/worker-calls/{id}/heartbeat", post(workers::lease_beat))
+        .route("/v1/worker-calls/{id}/result", post(workers::call_settle))
+        .route("/v1/worker-calls/{id}/reject", post(workers::call_reject))
         .route("/v1/runs/{run_id}/approvals", get(approvals::run_approval_list))
         .route("/v1/runs/{run_id}/approvals/{call_id}", post(approvals::call_approval_decide))
         .route("/v1/approvals", get(approvals::approval_list))

@@ -7,6 +7,7 @@ use utoipa::OpenApi;
 
 use super::{
     admin, agents, approvals, events, inputs, probes, problem, records, runs, secrets, servers, tickets, versions,
+    workers,
 };
 use crate::run::event::Event;
 
@@ -23,6 +24,7 @@ use crate::run::event::Event;
         approvals::approval_decide, approvals::call_approval_decide,
         inputs::input_answer, records::message_list, records::receipt_list, records::receipt_fetch, records::envelope_fetch,
         records::receipt_search, admin::reconciliation_list, admin::call_reconcile, admin::audit_list,
+        workers::results_give, workers::calls_claim, workers::lease_beat, workers::call_settle, workers::call_reject,
         events::event_list, events::event_watch, tickets::ticket_create,
         servers::server_list, servers::server_fetch, servers::server_put, servers::server_delete,
         servers::server_probe, agents::agent_list, agents::agent_fetch, versions::agent_validate, versions::version_list,
@@ -38,6 +40,7 @@ use crate::run::event::Event;
         (name = "mcp", description = "Registered MCP servers"),
         (name = "agents", description = "Agents, their versions, and which of them is active"),
         (name = "secrets", description = "Stored secrets, and where they may be sent"),
+        (name = "workers", description = "Workers that carry out calls"),
         (name = "events", description = "Events as they happen"),
         (name = "server", description = "The server itself"),
     )

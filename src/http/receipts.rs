@@ -36,6 +36,9 @@ pub(super) struct Receipt {
     server_tool: Option<String>,
     /// What the server is called: its namespace, else its address.
     server: Option<String>,
+    /// Which version of the tool a worker must serve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
     /// Which kind of counterpart.
     backend: Option<Backend>,
     /// `pending`, `executing`, `waiting` (for input that its server asked for), `completed`, `failed` or `indeterminate`.
@@ -85,6 +88,7 @@ impl Receipt {
             tool: call.tool,
             server_tool: None,
             server: None,
+            version: None,
             backend: None,
             stage: call.stage.code(),
             side_effect_class: None,
@@ -104,7 +108,8 @@ impl Receipt {
         };
         if let Some(target) = call.target {
             receipt.server_tool = Some(target.server_tool);
-            receipt.server = Some(target.server);
+            receipt.server = (target.backend == Backend::Mcp).then_some(target.server);
+            receipt.version = target.version;
             receipt.backend = Some(target.backend);
             receipt.side_effect_class = Some(target.class);
             receipt.replay = target.replay.then_some(Replay::Idempotent);

@@ -30,8 +30,8 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
         Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),
-        Refusal::AlreadyAnswered => {
-            conflict(code, "The question is closed", detail).linked(run.map(links::to_run).into_iter().collect())
+        Refusal::AlreadyAnswered | Refusal::NotAwaited(_) => {
+            conflict(code, "No answer is awaited", detail).linked(run.map(links::to_run).into_iter().collect())
         }
         Refusal::AlreadyDecided(_) => {
             conflict(code, "The approval is decided", detail).linked(run.map(links::to_run).into_iter().collect())
@@ -42,6 +42,7 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
             Problem::new(StatusCode::FORBIDDEN, code, "Not an approver", detail).linked(links::of_approvals(run))
         }
         Refusal::ArgumentsFixed => conflict(code, "The arguments are fixed", detail),
+        Refusal::LeaseLost | Refusal::NotOffered => conflict(code, "The call is another's", detail),
         Refusal::RunNotEnded => conflict(code, "The run has not ended", detail).linked(links::of_active(run)),
         Refusal::CallsUndecided => conflict(code, "Calls are undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain([links::reconciliations()]).collect()),

@@ -13,7 +13,7 @@ use super::receipts::Receipt;
 use crate::run::approval::Approval;
 use crate::run::ask::{Asks, Input};
 use crate::run::binding::{CatalogRecord, Warning};
-use crate::run::event::UndecidedCall;
+use crate::run::event::{ClientCall, UndecidedCall};
 use crate::run::ids::{CallId, RunId, TenantId};
 use crate::run::message::{Content, Message, Picture, Role, Source};
 use crate::run::money::Usd;
@@ -127,7 +127,7 @@ pub(super) struct Pending {
     /// Calls whose outcome nobody knows.
     reconciliations: Vec<UndecidedCall>,
     /// Calls that a client carries out.
-    client_tools: Vec<BTreeMap<String, Value>>,
+    client_tools: Vec<ClientCall>,
     /// Questions of servers.
     inputs: Vec<Input>,
 }
@@ -135,7 +135,7 @@ pub(super) struct Pending {
 impl Run {
     /// A run of the tenant, as its callers read it.
     pub(super) fn of(api: &Api, tenant: &TenantId, view: RunView) -> Self {
-        let RunView { id, spec, head, binding_revision, mcp, undecided, .. } = view;
+        let RunView { id, spec, head, binding_revision, mcp, undecided, client_calls, .. } = view;
         let limits = *head.limits(&spec);
         let Asks { open, usage: sampling, .. } = head.state.asks;
         let inputs = open.into_iter().map(|open| open.input).collect();
@@ -162,7 +162,7 @@ impl Run {
                 sampling,
                 cost_usd: head.state.usage.cost_usd,
             },
-            pending: Pending { approvals, reconciliations: undecided, client_tools: Vec::new(), inputs },
+            pending: Pending { approvals, reconciliations: undecided, client_tools: client_calls, inputs },
             warnings: head.state.warnings,
             created_by: head.state.created_by.as_str().to_owned(),
             attempt: head.attempt,

@@ -8,9 +8,10 @@ use super::ask::Asked;
 use super::ids::{Actor, CallId, CallKey, RunUid};
 use super::json::sha256_hex;
 use super::outcome::{Cause, ToolError};
-use super::policy::Judged;
+use super::policy::{Judged, Trigger, Trouble};
 use super::spec::SideEffectClass;
 use super::time::Timestamp;
+use super::untaken::trigger_of;
 
 /// How often one call may be sent again by itself, the first time included.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -23,8 +24,10 @@ pub const MAX_TURNED_AWAY: u32 = 1;
 pub enum Backend {
     /// A tool of an MCP server.
     Mcp,
-    /// A tool that a remote worker carries out; the rules are the same, nothing dispatches to it in this version.
+    /// A tool that a remote worker carries out: it comes and fetches the call.
     Worker,
+    /// A tool that the run's client carries out: it is told of the call and gives the result.
+    Client,
 }
 
 /// Where a call goes and what it may do there; frozen when the model makes the call, so nothing declared later
@@ -37,8 +40,11 @@ pub struct CallTarget {
     pub entry: usize,
     /// What the server is called in receipts.
     pub server: String,
-    /// The name that the server knows.
+    /// The name that the server, or the worker, knows.
     pub server_tool: String,
+    /// Which version of the tool a worker must serve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// What the call may do to the world.
     pub class: SideEffectClass,
     /// Whether a repeat was declared harmless.
@@ -53,6 +59,36 @@ pub struct Task {
     /// How long the server wants to be left alone between two questions, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_ms: Option<u64>,
+}
+
+/// How a call stands with those who come and fetch it. An MCP server is sent its calls: there it stays empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handing {
+    /// Since when workers may take it, while none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offered_at: Option<Timestamp>,
+    /// The hand-out that holds, or the one whose result settled the call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Lease>,
+    /// Nobody came for a repeat: the call does not repeat by itself any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gave_up: bool,
+}
+
+impl Handing {
+    /// Whether there is nothing to say.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// One hand-out of a call to a worker. When it ends is the store's to know: leases run by the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The name of it that only its worker knows.
+    pub id: String,
+    /// What the worker calls itself.
+    pub worker: String,
 }
 
 /// What is true of a call now.
@@ -156,6 +192,8 @@ pub struct Call {
     pub asked: Option<Box<Asked>>,
     /// The work that the server began for the last attempt, when it named one.
     pub task: Option<Task>,
+    /// How it stands with those who come and fetch it.
+    pub handing: Handing,
     /// What is true of it now.
     pub stage: Stage,
     /// What the rules said of it; nothing asks them again.
@@ -176,7 +214,32 @@ impl Call {
                     SideEffectClass::NonIdempotentWrite | SideEffectClass::IrreversibleAction => false,
                 }
         });
-        harmless && self.taken() < MAX_ATTEMPTS
+        harmless && self.taken() < MAX_ATTEMPTS && !self.handing.gave_up
+    }
+
+    /// Which kind of counterpart carries it out; `None`: it was rejected.
+    pub fn backend(&self) -> Option<Backend> {
+        self.target.as_ref().map(|target| target.backend)
+    }
+
+    /// Whether a worker has it and its lease says so.
+    pub const fn is_with_worker(&self) -> bool {
+        matches!(self.stage, Stage::Executing { .. }) && self.handing.lease.is_some()
+    }
+
+    /// Whether workers may take it.
+    pub const fn is_offered(&self) -> bool {
+        self.handing.offered_at.is_some() && matches!(self.stage, Stage::Pending | Stage::Indeterminate { .. })
+    }
+
+    /// Whether the run's client was told of it and has not given its result.
+    pub fn is_with_client(&self) -> bool {
+        matches!(self.stage, Stage::Executing { .. }) && self.backend() == Some(Backend::Client)
+    }
+
+    /// Whether it is out on behalf of the process that drives the run, and ends with that process.
+    pub fn is_held(&self) -> bool {
+        matches!(self.stage, Stage::Executing { .. }) && !self.is_with_worker() && !self.is_with_client()
     }
 
     /// The attempts that were not turned away: each may have had its effect.
@@ -217,9 +280,33 @@ impl Call {
         self.is_undecided() || (ended && matches!(self.stage, Stage::Indeterminate { .. }))
     }
 
+    /// The rule by which the run fails for what went wrong with the call: when it was asked, its name and its reason.
+    pub fn fails_run(&self) -> Option<(Trigger, &str, Option<&str>)> {
+        let said = match &self.stage {
+            Stage::Indeterminate { cause, .. } if self.is_undecided() => self.judged.on_lost(*cause),
+            Stage::Failed { error, .. } => {
+                trigger_of(self, error).and_then(|trigger| Some((trigger, self.judged.on_trouble(trigger)?)))
+            }
+            Stage::Indeterminate { .. }
+            | Stage::Rejected { .. }
+            | Stage::Proposed
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Waiting { .. }
+            | Stage::Completed { .. } => None,
+        };
+        match said? {
+            (trigger, Trouble::Fail { rule, reason }) => Some((trigger, rule, reason.as_deref())),
+            _ => None,
+        }
+    }
+
     /// Whether the call is to be sent next: never sent, its server's questions answered, or unknown with the right to one
     /// more attempt.
     pub fn is_sendable(&self) -> bool {
+        if self.handing.offered_at.is_some() {
+            return false;
+        }
         match &self.stage {
             Stage::Pending => true,
             Stage::Waiting { .. } => self.asked.as_ref().is_some_and(|asked| asked.is_answered()),
@@ -231,6 +318,11 @@ impl Call {
             | Stage::Failed { .. } => false,
         }
     }
+}
+
+/// The name under which workers wait for calls of a tool: its versions are different things.
+pub fn queue_name(tool: &str, version: &str) -> String {
+    format!("{tool}@{version}")
 }
 
 /// The key that every attempt of one logical call carries, and no other call ever does.

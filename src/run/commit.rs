@@ -44,3 +44,10 @@ pub struct Commit {
     /// Who moves the run next.
     pub next: Next,
 }
+
+impl Commit {
+    /// Whether workers may take a call that they may not have known of before.
+    pub fn offers(&self) -> bool {
+        self.calls_made.iter().chain(&self.calls_moved).any(Call::is_offered)
+    }
+}

@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::approval::{Approvals, Subject};
 use super::ask::{Asks, SampleRequest};
 use super::binding::{Binding, Warning};
-use super::call::{Call, Stage};
-use super::event::UndecidedCall;
+use super::call::{Backend, Call, Stage};
+use super::event::{ClientCall, UndecidedCall};
 use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
 use super::message::Message;
 use super::money::{Price, Usd};
 use super::pace::Pace;
+use super::reached::Reached;
 use super::result::{RunError, RunOutput, Usage};
 use super::spec::{Limits, McpEntry, RunSpec};
 use super::status::{Status, SuspendReason};
@@ -107,6 +108,9 @@ pub struct HeadState {
     /// What waits for votes.
     #[serde(default, skip_serializing_if = "Approvals::is_empty")]
     pub approvals: Approvals,
+    /// A limit that is reached, until the rules for limits were asked about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Reached>,
     /// Whether the model was asked to mend its final answer: that is done once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repaired: bool,
@@ -116,7 +120,7 @@ pub struct HeadState {
     /// How often in a row the catalogs could not be read again.
     #[serde(default)]
     pub catalog_failures: u32,
-    /// What a resume tightened the run's limits to.
+    /// What a resume tightened the run's limits to, or an approval raised them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
     /// Milliseconds of work in earlier legs.
@@ -149,7 +153,7 @@ impl HeadState {
 }
 
 impl Head {
-    /// The limits that hold now: those that the run was created with, or what a resume tightened them to.
+    /// The limits that hold now: those that the run was created with, or what a resume or an approval made of them.
     pub fn limits<'a>(&'a self, spec: &'a RunSpec) -> &'a Limits {
         self.state.limits.as_ref().unwrap_or(&spec.limits)
     }
@@ -168,9 +172,24 @@ impl Envelope {
         self.calls.iter().any(|call| call.key == key && unknown(call))
     }
 
-    /// Whether a call is out, or was when the leg's process died.
-    pub fn has_executing(&self) -> bool {
-        self.calls.iter().any(|call| matches!(call.stage, Stage::Executing { .. }))
+    /// Whether a call is out on behalf of the run's driver, or was when that died.
+    pub fn has_held(&self) -> bool {
+        self.calls.iter().any(Call::is_held)
+    }
+
+    /// Whether workers have calls of the run.
+    pub fn has_with_worker(&self) -> bool {
+        self.calls.iter().any(Call::is_with_worker)
+    }
+
+    /// Whether workers have calls of the run, or may take some.
+    pub fn has_fetched(&self) -> bool {
+        self.calls.iter().any(|call| call.is_with_worker() || call.is_offered())
+    }
+
+    /// The calls that the run's client is to carry out.
+    pub fn client_calls(&self) -> impl Iterator<Item = &Call> {
+        self.calls.iter().filter(|call| call.is_with_client())
     }
 
     /// Whether a server goes on by itself with a call of the run.
@@ -183,9 +202,10 @@ impl Envelope {
         self.head.limits(&self.spec)
     }
 
-    /// How many calls are out, or were when the leg's process died.
+    /// How many calls are out, or were when the leg's process died. Those that workers may take count: one may take them at
+    /// any moment. Those of the client do not: nobody here does anything for them.
     pub fn executing(&self) -> usize {
-        self.calls.iter().filter(|call| matches!(call.stage, Stage::Executing { .. })).count()
+        self.calls.iter().filter(|call| call.is_held() || call.is_with_worker() || call.is_offered()).count()
     }
 
     /// How many calls of the run may be out at once.
@@ -193,12 +213,34 @@ impl Envelope {
         usize::try_from(self.limits().max_parallel_tool_calls).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Whether a call would leave now if there were room for it.
+    /// Whether a call would leave now if there were room for it. Workers need none: they come when they have some.
     pub fn waits_for_room(&self) -> bool {
         self.leg == Leg::Working
-            && !self.waits_for_person()
+            && self.head.state.reached.is_none()
+            && !self.sends_no_more()
             && self.executing() < self.max_parallel()
-            && self.calls.iter().any(Call::is_sendable)
+            && self.calls.iter().any(|call| call.is_sendable() && call.backend() == Some(Backend::Mcp))
+    }
+
+    /// Why the run waits for somebody once nothing of it is out: the first reason that holds.
+    pub fn waits_because(&self) -> Option<SuspendReason> {
+        match self.awaits() {
+            None | Some(SuspendReason::InputRequired) if self.client_calls().next().is_some() => {
+                Some(SuspendReason::ClientToolResultsRequired)
+            }
+            reason => reason,
+        }
+    }
+
+    /// The same for a run that nobody drives: calls that may go on need not wait for the client's.
+    pub fn rests_because(&self) -> Option<SuspendReason> {
+        let goes_on = !self.waits_for_person() && self.calls.iter().any(Call::is_sendable);
+        if goes_on { None } else { self.waits_because() }
+    }
+
+    /// Whether nothing more of the turn is sent: a person is asked, or a rule fails the run once what is out has its end.
+    pub fn sends_no_more(&self) -> bool {
+        self.waits_for_person() || self.calls.iter().any(|call| call.fails_run().is_some())
     }
 
     /// Whether a call waits for a person: then no further call of the turn is sent.
@@ -217,6 +259,8 @@ impl Envelope {
         let proposed = || self.calls.iter().any(|call| matches!(call.stage, Stage::Proposed));
         if self.undecided().any(|call| !self.is_voted_on(call)) {
             Some(SuspendReason::ToolReconciliationRequired)
+        } else if self.head.state.approvals.is_about_limit() {
+            Some(SuspendReason::LimitEscalated)
         } else if proposed() || self.head.state.approvals.hold_run() {
             Some(SuspendReason::ApprovalRequired)
         } else {
@@ -294,6 +338,13 @@ impl Envelope {
     pub fn undecided_calls(&self) -> Vec<UndecidedCall> {
         self.undecided().filter_map(undecided_call).collect()
     }
+}
+
+/// The reader's view of a call that the run's client is to carry out.
+pub fn client_call(call: &Call) -> Option<ClientCall> {
+    let Stage::Executing { since } = call.stage else { return None };
+    let (turn, call_id, tool, input) = (call.key.turn, call.call_id.clone(), call.tool.clone(), call.input.clone());
+    call.is_with_client().then_some(ClientCall { turn, call_id, tool, input, since })
 }
 
 /// The reader's view of a call with an unknown outcome.

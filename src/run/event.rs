@@ -68,6 +68,17 @@ pub enum EventBody {
         /// How often the call was sent, this time included.
         attempt: u32,
     },
+    /// The run's client is to carry out a call and give its result.
+    ClientToolRequested {
+        /// The turn.
+        turn: u32,
+        /// The call's label.
+        call_id: CallId,
+        /// The tool's offered name.
+        tool: String,
+        /// The arguments.
+        input: Value,
+    },
     /// A backend said how far a call has come.
     ToolProgress {
         /// The turn.
@@ -215,6 +226,7 @@ impl EventBody {
             Self::TurnStarted { .. } => "turn-started",
             Self::Part { .. } => "part",
             Self::ToolStarted { .. } => "tool-started",
+            Self::ClientToolRequested { .. } => "client-tool-requested",
             Self::ToolProgress { .. } => "tool-progress",
             Self::ToolOutput { .. } => "tool-output",
             Self::ReconciliationRequired { .. } => "reconciliation-required",
@@ -290,6 +302,21 @@ pub struct Progress {
     /// The same in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
+}
+
+/// A call that the run's client is to carry out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ClientCall {
+    /// The turn.
+    pub turn: u32,
+    /// The call's label.
+    pub call_id: CallId,
+    /// The tool's offered name.
+    pub tool: String,
+    /// The arguments.
+    pub input: Value,
+    /// Since when.
+    pub since: Timestamp,
 }
 
 /// A call that waits for a person.

@@ -9,10 +9,11 @@ use super::ask::{Ask, InputAction, Sample, SampleRequest};
 use super::binding::{Binding, Warning};
 use super::call::CallTarget;
 use super::event::{Part, Progress};
+use super::fetched::{ClientResults, Fetched};
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{ModelTurn, TurnUsage};
-use super::outcome::{Outcome, ToolError};
-use super::policy::Judged;
+use super::outcome::{Answer, Outcome, ToolError};
+use super::policy::{Judged, Trouble};
 use super::result::RunError;
 use super::spec::{CatalogPolicy, Limits};
 use super::time::Timestamp;
@@ -99,6 +100,11 @@ pub enum Fact {
         /// What the gate says of changed arguments, where the vote brings some.
         ruling: Option<Box<Ruling>>,
     },
+    /// The rules for limits were asked about one that is reached.
+    LimitJudged {
+        /// What they say; `None`: none of them holds.
+        said: Option<Trouble>,
+    },
     /// Nobody decided an approval in time.
     ApprovalExpired {
         /// Which.
@@ -138,6 +144,10 @@ pub enum Fact {
         /// What came of it.
         end: SampleEnd,
     },
+    /// Something became of a call that workers fetch.
+    Fetched(Box<Fetched>),
+    /// The run's client gave results.
+    ClientAnswered(Box<ClientResults>),
     /// A caller's wish to end the run, once nothing is out any more.
     Cancelled,
 }
@@ -271,6 +281,8 @@ pub struct Resume {
     pub on_catalog_change: CatalogPolicy,
     /// Tighter limits for the rest of the run's life.
     pub limits: Option<Limits>,
+    /// Results of calls that the run's client carried out.
+    pub results: Vec<(CallKey, Answer)>,
 }
 
 /// What a person decided about one undecided call.

@@ -25,6 +25,9 @@ impl Usd {
     /// Nothing.
     pub const ZERO: Self = Self(0);
 
+    /// The least amount that is not nothing.
+    pub const LEAST: Self = Self(1);
+
     /// Reads a decimal number that is not negative and has at most 12 digits behind the point.
     pub fn parse(text: &str) -> Option<Self> {
         let (mantissa, exponent) = match text.split_once(['e', 'E']) {

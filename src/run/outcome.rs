@@ -28,7 +28,8 @@ pub enum Outcome {
 }
 
 /// What a backend answered.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
     /// The call did what it should.
     Done {
@@ -72,6 +73,8 @@ pub enum Cause {
     TimeOut,
     /// The run was cancelled while the call was out.
     Cancelled,
+    /// The worker that had it gave no sign of life in time.
+    LeaseExpired,
 }
 
 impl Cause {
@@ -82,6 +85,7 @@ impl Cause {
             Self::LostResponse => "lost-response",
             Self::TimeOut => "time-out",
             Self::Cancelled => "cancelled",
+            Self::LeaseExpired => "lease-expired",
         }
     }
 
@@ -98,6 +102,9 @@ impl Cause {
             }
             Self::TimeOut => "This call was sent and not answered in time. The action may have happened.",
             Self::Cancelled => "The run was cancelled while this call was out. The action may have happened.",
+            Self::LeaseExpired => {
+                "The worker that took this call gave no sign of life in time. The action may have happened."
+            }
         }
     }
 }

@@ -55,6 +55,15 @@ pub enum Refusal {
     /// The run is driven, or waits for somebody.
     #[error("the run has not ended")]
     RunNotEnded,
+    /// The call is not the worker's that says so, or not any more.
+    #[error("the call is not this worker's any more")]
+    LeaseLost,
+    /// No worker may take the call now.
+    #[error("the call is not on offer")]
+    NotOffered,
+    /// The call does not wait for a result of the run's client; one that had another result before.
+    #[error("{0} does not wait for a result")]
+    NotAwaited(CallId),
     /// The run has calls whose outcome nobody knows.
     #[error("the run has calls whose outcome nobody knows: decide them first")]
     CallsUndecided,
@@ -84,6 +93,9 @@ impl Refusal {
             Self::NotAnApprover => "not-an-approver",
             Self::ArgumentsFixed => "arguments-fixed",
             Self::RunNotEnded => "run-not-ended",
+            Self::LeaseLost => "lease-lost",
+            Self::NotOffered => "not-offered",
+            Self::NotAwaited(_) => "result-not-awaited",
             Self::CallsUndecided => "calls-undecided",
             Self::NothingDecided => "nothing-decided",
             Self::Impossible(_) => "internal",

@@ -8,8 +8,12 @@ use serde::{Deserialize, Serialize};
 pub enum SuspendReason {
     /// A call may or may not have had its effect.
     ToolReconciliationRequired,
+    /// A limit is reached, and people may raise it.
+    LimitEscalated,
     /// A call waits for votes.
     ApprovalRequired,
+    /// The run's client has calls to carry out.
+    ClientToolResultsRequired,
     /// A server asked for input that only a person can give.
     InputRequired,
     /// The servers' tools differ from the record, and no caller was there to decide.
@@ -86,7 +90,9 @@ macro_rules! codes {
 
 codes!(SuspendReason {
     ToolReconciliationRequired => "tool-reconciliation-required",
+    LimitEscalated => "limit-escalated",
     ApprovalRequired => "approval-required",
+    ClientToolResultsRequired => "client-tool-results-required",
     InputRequired => "input-required",
     McpCatalogChanged => "mcp-catalog-changed",
     McpUnreachable => "mcp-unreachable",

@@ -12,9 +12,11 @@ pub enum Step {
     CheckCatalog,
     /// A server announced another list of tools: read the catalogs again before the model is asked.
     RefreshCatalog,
+    /// A limit is reached: ask the rules what follows.
+    JudgeLimit,
     /// Ask the model for the next turn.
     AskModel,
-    /// Calls are out, or samples are made for them: wait for one to end, and for room where more of them could leave.
+    /// Calls are out, or samples are made for them, or workers are waited for before the run is cancelled: wait for one to end, and for room where more of them could leave.
     AwaitCalls,
     /// Calls are to leave, none is out, and there was no room: wait for it.
     AwaitRoom,
@@ -32,12 +34,15 @@ pub fn next(envelope: &Envelope) -> Step {
         }
         Status::Queued | Status::Running => match envelope.leg {
             Leg::Outside => Step::BeginLeg,
-            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_executing() => Step::AwaitCalls,
+            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_held() => Step::AwaitCalls,
             Leg::CheckingCatalog => Step::CheckCatalog,
+            Leg::Working if envelope.head.state.reached.is_some() => Step::JudgeLimit,
             Leg::Working if envelope.waits_for_sample() => Step::AwaitCalls,
             Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
             Leg::Working if envelope.announced => Step::RefreshCatalog,
             Leg::Working => Step::AskModel,
+            // A worker hears of the wish with its next sign of life, and may still answer.
+            Leg::Cancelling if envelope.has_with_worker() => Step::AwaitCalls,
             Leg::Cancelling => Step::Cancel,
         },
     }

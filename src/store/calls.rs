@@ -8,7 +8,7 @@ use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
 use super::codec::{DEPTH, corrupt, decode, encode, json_text, json_value, readable};
 use super::{FoundCall, StoreError};
 use crate::run::ask::Asked;
-use crate::run::call::{Call, CallTarget, Stage, Task};
+use crate::run::call::{Call, CallTarget, Handing, Stage, Task, queue_name};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::policy::Judged;
@@ -29,6 +29,8 @@ struct CallDocument {
     asked: Option<Box<Asked>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Task>,
+    #[serde(default, skip_serializing_if = "Handing::is_empty")]
+    handing: Handing,
     stage: StageDocument,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     decided_by: Option<Actor>,
@@ -69,6 +71,39 @@ pub(super) struct CallRow {
     pub(super) body: String,
     pub(super) output: Option<String>,
     pub(super) blobs: Option<String>,
+    /// How it stands with those who fetch it.
+    pub(super) place: FetchPlace,
+}
+
+/// What of a call those who fetch it are found by. Empty for all others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FetchPlace {
+    /// The name under which workers wait for it while it is on offer or with one of them; empty for a call that is with the
+    /// run's client.
+    pub(super) tool: Option<String>,
+    /// While it is on offer: for how many milliseconds it is.
+    pub(super) offered_for: Option<i64>,
+    /// While a worker has it: the hand-out.
+    pub(super) lease: Option<String>,
+}
+
+impl FetchPlace {
+    fn of(call: &Call, now: Timestamp) -> Self {
+        if call.is_with_client() {
+            return Self { tool: Some(String::new()), ..Self::default() };
+        }
+        let Some(target) = call.target.as_ref().filter(|_| call.is_offered() || call.is_with_worker()) else {
+            return Self::default();
+        };
+        let tool = queue_name(&target.server_tool, target.version.as_deref().unwrap_or_default());
+        let offered_at = call.handing.offered_at.filter(|_| call.is_offered());
+        let lease = call.handing.lease.as_ref().filter(|_| call.is_with_worker());
+        Self {
+            tool: Some(tool),
+            offered_for: offered_at.map(|since| now.millis_since(since)),
+            lease: lease.map(|lease| lease.id.clone()),
+        }
+    }
 }
 
 /// Where arguments and result stand in the column `blobs` of a call.
@@ -76,7 +111,7 @@ const INPUT: &str = "/input";
 const OUTPUT: &str = "/output";
 
 impl CallRow {
-    pub(super) fn encode(call: &Call, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
+    pub(super) fn encode(call: &Call, now: Timestamp, cuttings: &mut Cuttings) -> Result<Self, StoreError> {
         let (stage, output) = split_stage(&call.stage);
         let undecided_since = match &call.stage {
             Stage::Indeterminate { since, .. } => Some(since.as_millis()),
@@ -97,6 +132,7 @@ impl CallRow {
             turned_away: call.turned_away,
             asked: call.asked.clone(),
             task: call.task.clone(),
+            handing: call.handing.clone(),
             stage,
             decided_by: call.decided_by.clone(),
             judged: call.judged.clone(),
@@ -119,6 +155,7 @@ impl CallRow {
             body: encode("call", &document)?,
             output,
             blobs: blobs::column(&places)?,
+            place: FetchPlace::of(call, now),
         })
     }
 
@@ -231,6 +268,7 @@ fn call(body: &str, input: &str, output: Option<&str>) -> Result<Call, StoreErro
         turned_away: document.turned_away,
         asked: document.asked,
         task: document.task,
+        handing: document.handing,
         decided_by: document.decided_by,
         judged: document.judged,
         stage,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::blobs::{Bodies, Kept, Wanted};
 use super::calls::CallText;
-use super::{AuditRow, RunView, StoreError, StoredEvent, Wishes};
+use super::{AuditRow, LeftFact, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
 use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
@@ -158,6 +158,7 @@ impl ViewText {
             if call.is_undecided_in(ended) {
                 self.view.undecided.extend(crate::run::envelope::undecided_call(&call));
             }
+            self.view.client_calls.extend(crate::run::envelope::client_call(&call));
         }
         Ok(self.view)
     }
@@ -168,10 +169,11 @@ pub(super) fn wishes(
     cancel: Option<String>,
     decisions: Vec<(Timestamp, Reconciliation)>,
     answers: Vec<InputAnswer>,
+    fetched: Vec<LeftFact>,
     votes: Vec<LeftVote>,
 ) -> Result<Wishes, StoreError> {
     let cancel_requested_by = cancel.map(|by| named("actor", Actor::parse(by))).transpose()?;
-    Ok(Wishes { cancel_requested_by, decisions, answers, votes })
+    Ok(Wishes { cancel_requested_by, decisions, answers, votes, fetched })
 }
 
 /// A row of the audit as it is read: at, id, actor, action, subject, run, detail.

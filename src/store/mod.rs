@@ -29,6 +29,7 @@ mod rows;
 mod sqlite;
 pub mod tokens;
 pub mod wake;
+mod workers;
 
 pub use admin::{
     AdminStore, AuditFilter, AuditRow, DueApproval, FoundCall, KeptApproval, Left, PlaceInTime, ReceiptFilter,
@@ -45,12 +46,13 @@ pub use registry::RegistryStore;
 pub use retention::RetentionStore;
 pub use rows::CommitRows;
 pub use tokens::TokenStore;
+pub use workers::{Asked, Behind, Extended, LeftFact, Reserved, WorkerStore};
 
 use crate::run::binding::{Binding, CatalogRecord};
 use crate::run::call::Call;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Head};
-use crate::run::event::UndecidedCall;
+use crate::run::event::{ClientCall, UndecidedCall};
 use crate::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::run::spec::RunSpec;
@@ -174,6 +176,8 @@ pub struct RunView {
     pub mcp: Option<CatalogRecord>,
     /// Calls that wait for a person.
     pub undecided: Vec<UndecidedCall>,
+    /// Calls that the run's client is to carry out.
+    pub client_calls: Vec<ClientCall>,
     /// Whether a node drives it now.
     pub owned: bool,
 }
@@ -264,8 +268,8 @@ pub trait RunStore: Send + Sync {
         commit: &Commit,
         audit: &[AuditRow],
     ) -> Result<bool, StoreError>;
-    /// Leaves the wish to cancel with a run that a node owns; the first wish stays. `false`: nobody owns it, decide
-    /// instead. An owner that lets go without having read it leaves the run due now, so that the next one does.
+    /// Leaves the wish to cancel with a run that a node owns, or that workers have calls of, which is then due; the first
+    /// wish stays. `false`: it is neither, decide instead. An owner that lets go without having read it leaves the run due now, so that the next one does.
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError>;
     /// Messages in order, from `position` on.
     async fn message_list(
@@ -334,11 +338,27 @@ pub trait FollowStore: Send + Sync {
 
 /// One database that does all.
 pub trait Store:
-    RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + AgentStore + TokenStore
+    RunStore
+    + ExecutorStore
+    + FollowStore
+    + AdminStore
+    + RetentionStore
+    + RegistryStore
+    + AgentStore
+    + TokenStore
+    + WorkerStore
 {
 }
 
 impl<T> Store for T where
-    T: RunStore + ExecutorStore + FollowStore + AdminStore + RetentionStore + RegistryStore + AgentStore + TokenStore
+    T: RunStore
+        + ExecutorStore
+        + FollowStore
+        + AdminStore
+        + RetentionStore
+        + RegistryStore
+        + AgentStore
+        + TokenStore
+        + WorkerStore
 {
 }

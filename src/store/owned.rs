@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::{CommitRows, StoreError};
+use super::{CommitRows, LeftFact, StoreError};
 use crate::run::commit::Commit;
 use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
 use crate::run::ids::{Actor, Fence, NodeId, RunUid, TenantId};
@@ -96,6 +96,8 @@ pub struct Wishes {
     pub decisions: Vec<(Timestamp, Reconciliation)>,
     /// What people answered to its servers' questions, in any order; those that are closed by now among them.
     pub answers: Vec<InputAnswer>,
+    /// What became of its calls that others fetch; told once, and whoever left it leaves it again where it must be.
+    pub fetched: Vec<LeftFact>,
     /// Votes, those on what is decided by now among them.
     pub votes: Vec<LeftVote>,
 }

@@ -185,6 +185,11 @@ impl CommitRows {
         self
     }
 
+    /// Whether workers may take a call that they may not have known of before.
+    pub(super) fn offers(&self) -> bool {
+        self.calls.iter().any(|call| call.place.offered_for.is_some())
+    }
+
     /// How many rows it writes.
     pub(super) fn rows(&self) -> usize {
         let rows = self.messages.len() + self.calls.len() + self.events.len() + self.blobs.len();
@@ -233,5 +238,5 @@ fn base_seq(commit: &Commit) -> Result<i64, StoreError> {
 fn call_rows(commit: &Commit, cuttings: &mut Cuttings) -> Result<Vec<CallRow>, StoreError> {
     let moved = |key: CallKey| commit.calls_moved.iter().any(|call| call.key == key);
     let made = commit.calls_made.iter().filter(|call| !moved(call.key));
-    made.chain(&commit.calls_moved).map(|call| CallRow::encode(call, cuttings)).collect()
+    made.chain(&commit.calls_moved).map(|call| CallRow::encode(call, commit.head.updated_at, cuttings)).collect()
 }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// What a change may mean to other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,10 +20,12 @@ pub enum Hint {
     Feed,
     /// A registered server or a stored secret was changed.
     Registry,
+    /// A call is on offer to workers.
+    Work,
 }
 
 impl Hint {
-    const ALL: [Self; 5] = [Self::Due, Self::Wish, Self::Events, Self::Feed, Self::Registry];
+    const ALL: [Self; 6] = [Self::Due, Self::Wish, Self::Events, Self::Feed, Self::Registry, Self::Work];
 
     const fn bit(self) -> u8 {
         match self {
@@ -32,6 +34,7 @@ impl Hint {
             Self::Events => 4,
             Self::Feed => 8,
             Self::Registry => 16,
+            Self::Work => 32,
         }
     }
 }
@@ -42,7 +45,7 @@ impl Hint {
 pub(super) struct HintSet(u8);
 
 impl HintSet {
-    pub(super) const ALL: Self = Self(0x1f);
+    pub(super) const ALL: Self = Self(0x3f);
 
     pub(super) const fn digits(self) -> u8 {
         self.0
@@ -69,19 +72,33 @@ pub struct Hints {
     events: Notify,
     feed: Notify,
     registry: Notify,
+    /// For all who wait for calls, of this process too.
+    work: watch::Sender<()>,
 }
 
 impl Hints {
     /// This process changed something **and has committed it**. Costs nothing and never waits.
     pub fn tell(&self, hint: Hint) {
+        if hint == Hint::Work {
+            self.work.send_replace(());
+        }
         if self.told.fetch_or(hint.bit(), Ordering::AcqRel) & hint.bit() == 0 {
             self.has_told.notify_one();
         }
     }
 
-    /// Waits until another node said so; at once when it did since the last time. For one listener a kind.
+    /// Waits until another node said so; at once when it did since the last time. For one listener a kind. For calls on
+    /// offer there is `work` instead, which this process's own are heard by too.
     pub async fn heard(&self, hint: Hint) {
-        self.bell(hint).notified().await;
+        match self.bell(hint) {
+            Some(bell) => bell.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Changes whenever a call is on offer, here or on another node; any number may listen.
+    pub fn work(&self) -> watch::Receiver<()> {
+        self.work.subscribe()
     }
 
     /// Waits for something to pass on.
@@ -110,17 +127,23 @@ impl Hints {
     /// Another node said so.
     pub(super) fn hear(&self, set: HintSet) {
         for hint in Hint::ALL.into_iter().filter(|hint| set.contains(*hint)) {
-            self.bell(hint).notify_one();
+            match self.bell(hint) {
+                Some(bell) => bell.notify_one(),
+                None => {
+                    self.work.send_replace(());
+                }
+            }
         }
     }
 
-    const fn bell(&self, hint: Hint) -> &Notify {
+    const fn bell(&self, hint: Hint) -> Option<&Notify> {
         match hint {
-            Hint::Due => &self.due,
-            Hint::Wish => &self.wish,
-            Hint::Events => &self.events,
-            Hint::Feed => &self.feed,
-            Hint::Registry => &self.registry,
+            Hint::Due => Some(&self.due),
+            Hint::Wish => Some(&self.wish),
+            Hint::Events => Some(&self.events),
+            Hint::Feed => Some(&self.feed),
+            Hint::Registry => Some(&self.registry),
+            Hint::Work => None,
         }
     }
 }
@@ -155,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_means_everything() {
-        for text in ["", "0", "g", "20", "ff", "-1"] {
+        for text in ["", "0", "g", "40", "ff", "-1"] {
             assert_eq!(HintSet::from_digits(text), HintSet::ALL, "{text:?}");
         }
         for text in ["6", "06"] {

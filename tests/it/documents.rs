@@ -188,7 +188,8 @@ fn settings(text: &str) -> BTreeSet<&str> {
 #[test]
 fn the_operating_guide_lists_exactly_the_settings_that_exist() {
     let guide = source::read("docs/operating.md");
-    let files = ["mod", "connections", "keep", "view"].map(|file| source::read(&format!("src/config/{file}.rs")));
+    let files =
+        ["mod", "connections", "keep", "view", "workers"].map(|file| source::read(&format!("src/config/{file}.rs")));
     let config = files.concat();
     assert_eq!(settings(&guide), settings(&config));
     assert_eq!(settings("`COUNTERSIGN_A_1`, COUNTERSIGN_…, XCOUNTERSIGN_B"), BTreeSet::from(["COUNTERSIGN_A_1"]));

@@ -19,3 +19,4 @@ mod source;
 mod store;
 mod support;
 mod whole;
+mod workers;

@@ -97,6 +97,7 @@ fn fresh_state(created_by: Actor) -> HeadState {
         usage: Usage::default(),
         progressed: false,
         asks: Asks::default(),
+        reached: None,
         repaired: false,
         model_failures: 0,
         catalog_failures: 0,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::draft::Draft;
-use super::{leg, reconcile, sampling, settle, trouble};
+use super::{leg, limits, reconcile, sampling, settle, trouble};
 use crate::run::approval::{
     Approval, ApprovalKind, ApprovalStatus, OnModify, OnReject, OnTimeout, OpenApproval, Requirement, Subject,
     TIMEOUT_ACTOR, Verdict, Vote, input_digest,
@@ -32,6 +32,8 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
         Subject::Sample { request, .. } => {
             (ApprovalKind::Sampling, serde_json::to_value(&**request).unwrap_or(Value::Null))
         }
+        // Is asked about as what it is: it has no call.
+        Subject::Limit(_) => return,
     };
     let tool = draft.envelope.binding.tool(&call.tool);
     let rule = &requirement.rule;
@@ -58,11 +60,11 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
     open(draft, OpenApproval { call: key, subject, requirement, approval });
 }
 
-fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
+pub(super) fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
     timeout_s.map(|lasts| now.plus_millis(i64::try_from(lasts.saturating_mul(1000)).unwrap_or(i64::MAX)))
 }
 
-fn open(draft: &mut Draft<'_>, mut open: OpenApproval) {
+pub(super) fn open(draft: &mut Draft<'_>, mut open: OpenApproval) {
     let uid = draft.envelope.uid;
     open.approval.id = draft.envelope.head.state.approvals.name_next(uid);
     draft.keep_approval(&open.approval);
@@ -76,7 +78,7 @@ pub(super) fn voted(
     ruling: Option<Ruling>,
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
-    check(envelope, &cast, ruling.as_ref())?;
+    check(envelope, &cast, ruling.as_ref(), now)?;
     let mut draft = Draft::new(envelope, now);
     take(&mut draft, cast, ruling);
     go_on(&mut draft);
@@ -136,7 +138,12 @@ fn close(draft: &mut Draft<'_>, approval: &mut Approval, status: ApprovalStatus)
 }
 
 /// Whether the vote counts.
-pub(super) fn check(envelope: &Envelope, cast: &CastVote, ruling: Option<&Ruling>) -> Result<(), Refusal> {
+pub(super) fn check(
+    envelope: &Envelope,
+    cast: &CastVote,
+    ruling: Option<&Ruling>,
+    now: Timestamp,
+) -> Result<(), Refusal> {
     let Some(open) = envelope.head.state.approvals.find(cast.approval) else {
         return Err(Refusal::AlreadyDecided(cast.approval));
     };
@@ -151,7 +158,11 @@ pub(super) fn check(envelope: &Envelope, cast: &CastVote, ruling: Option<&Ruling
     if !changes(open, cast) {
         return Ok(());
     }
-    let fixed = open.requirement.rule.on_modify == OnModify::Forbid || open.subject != Subject::Call;
+    let fixed = open.requirement.rule.on_modify == OnModify::Forbid;
+    if let (Subject::Limit(reached), Some(to), false) = (&open.subject, &cast.arguments, fixed) {
+        return limits::may_raise(envelope, reached.limit, to, now);
+    }
+    let fixed = fixed || open.subject != Subject::Call;
     match ruling {
         _ if fixed => Err(Refusal::ArgumentsFixed),
         None => Err(Refusal::Impossible("changed arguments were ruled on")),
@@ -175,9 +186,12 @@ fn revalidates(open: &OpenApproval) -> bool {
 pub(super) fn take(draft: &mut Draft<'_>, cast: CastVote, ruling: Option<Ruling>) {
     let Some(mut open) = draft.envelope.head.state.approvals.find(cast.approval).cloned() else { return };
     let changed = changes(&open, &cast);
-    let CastVote { voter, decision, comment, .. } = cast;
+    let CastVote { voter, decision, comment, arguments, .. } = cast;
     let actor = voter.actor;
     let mut refused = None;
+    if let (Subject::Limit(_), Some(to), true) = (&open.subject, arguments, changed) {
+        change(draft, &mut open, to);
+    }
     match ruling.filter(|_| changed) {
         Some(Ruling::Reject { rule, reason, judged, .. }) => {
             judge(draft, open.call, *judged);
@@ -272,6 +286,7 @@ fn decide(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict, actor
         (Subject::Sample { question, request }, verdict) => {
             sampling::voted(draft, call, question, &request, (approval.id, verdict));
         }
+        (Subject::Limit(reached), verdict) => limits::decided(draft, *reached, (&approval, &requirement), verdict),
     }
 }
 
@@ -323,13 +338,23 @@ pub(super) fn tell_rejected(draft: &mut Draft<'_>, key: CallKey) {
 impl Draft<'_> {
     /// Nobody decides any more what is about a call that has ended.
     pub(super) fn cancel_approvals_of(&mut self, is_over: impl Fn(&Call) -> bool) {
+        let open = std::mem::take(&mut self.envelope.head.state.approvals.open);
         let over = |open: &OpenApproval| {
             let call = self.envelope.calls.iter().find(|call| call.key == open.call);
-            call.is_none_or(&is_over)
+            !matches!(open.subject, Subject::Limit(_)) && call.is_none_or(&is_over)
         };
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.envelope.head.state.approvals.open).into_iter().partition(over);
+        let (gone, kept): (Vec<_>, Vec<_>) = open.into_iter().partition(over);
         self.envelope.head.state.approvals.open = kept;
+        self.cancel(gone);
+    }
+
+    /// Nobody decides any more what the run has ended for.
+    pub(super) fn cancel_approvals(&mut self) {
+        let gone = std::mem::take(&mut self.envelope.head.state.approvals.open);
+        self.cancel(gone);
+    }
+
+    fn cancel(&mut self, gone: Vec<OpenApproval>) {
         for mut open in gone {
             close(self, &mut open.approval, ApprovalStatus::Cancelled);
         }

@@ -23,6 +23,7 @@ pub(super) struct Draft<'a> {
     events: Vec<Event>,
     binding: Option<Binding>,
     sends: Vec<CallKey>,
+    parked: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -39,6 +40,7 @@ impl<'a> Draft<'a> {
             events: Vec::new(),
             binding: None,
             sends: Vec::new(),
+            parked: false,
         }
     }
 
@@ -101,8 +103,19 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// The call never reaches the boundary.
+    pub(super) fn reject_call(&mut self, key: CallKey, rule: &str, reason: &str) {
+        self.move_call(key, Stage::Rejected { rule: rule.to_owned(), reason: reason.to_owned() });
+    }
+
     /// Commits the receipt as `executing`: from then on the request may leave.
     pub(super) fn send(&mut self, key: CallKey) {
+        self.start(key);
+        self.sends.push(key);
+    }
+
+    /// The call goes out: an attempt more, unless it only goes on.
+    pub(super) fn start(&mut self, key: CallKey) {
         let since = self.now;
         let waited = |call: &Call| call.key == key && matches!(call.stage, Stage::Waiting { .. });
         let goes_on = self.envelope.calls.iter().any(waited);
@@ -114,7 +127,6 @@ impl<'a> Draft<'a> {
             }
             call.task = None;
             let (turn, call_id, tool, attempt) = (key.turn, call.call_id.clone(), call.tool.clone(), call.attempt);
-            self.sends.push(key);
             self.event(EventBody::ToolStarted { turn, call_id, tool, attempt });
         }
     }
@@ -184,9 +196,20 @@ impl<'a> Draft<'a> {
         self.leave();
     }
 
+    /// What is out goes on without a driver, and whoever settles it brings the run further. Its time counts as work.
+    pub(super) fn park(&mut self) {
+        if self.envelope.head.status != Status::Running {
+            self.status(Status::Running);
+        }
+        self.envelope.head.state.leg_began_at.get_or_insert(self.now);
+        self.envelope.leg = Leg::Outside;
+        self.parked = true;
+    }
+
     /// Ends the run; `result` is its last event.
     pub(super) fn finish(&mut self, status: Status) {
-        self.cancel_approvals_of(|_| true);
+        self.cancel_approvals();
+        self.envelope.head.state.reached = None;
         self.envelope.head.status = status;
         self.envelope.head.finished_at = Some(self.now);
         self.leave();
@@ -236,6 +259,7 @@ impl<'a> Draft<'a> {
         envelope.head.revision = self.expected.saturating_add(1);
         envelope.head.updated_at = self.now;
         let next = match envelope.head.status {
+            Status::Running if self.parked => Next::Rest,
             Status::Running => Next::Owner,
             Status::Queued => Next::Due(self.now),
             Status::Suspended(_) | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {

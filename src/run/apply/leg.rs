@@ -6,7 +6,7 @@
 //! A call whose server named a task is no such call: it stays `executing`, and the server is asked before anything else.
 
 use super::draft::Draft;
-use super::{inputs, proceed, settle};
+use super::{inputs, proceed, settle, trouble};
 use crate::run::binding::Binding;
 use crate::run::call::{Call, Stage};
 use crate::run::commit::Commit;
@@ -41,8 +41,8 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         draft.fail(RunError::new("poisoned", message));
         return Ok(draft.commit());
     }
-    interrupt(&mut draft, Cause::Crash, |call| !call.is_deferred());
-    if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) {
+    interrupt(&mut draft, Cause::Crash, |call| call.is_held() && !call.is_deferred());
+    if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) || only_waits(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
     } else {
@@ -68,6 +68,12 @@ pub(super) fn enter(draft: &mut Draft<'_>) {
     draft.status(Status::Running);
 }
 
+/// Whether nothing is to be sent, since all that is open is with others.
+fn only_waits(envelope: &Envelope) -> bool {
+    let with_others = envelope.has_fetched() || envelope.client_calls().next().is_some();
+    with_others && !envelope.has_held() && !envelope.calls.iter().any(Call::is_sendable)
+}
+
 fn needs_catalog(envelope: &Envelope) -> bool {
     envelope.binding.entries.iter().any(|entry| !entry.is_unused())
 }
@@ -82,7 +88,7 @@ fn interrupt(draft: &mut Draft<'_>, cause: Cause, is_lost: impl Fn(&Call) -> boo
         .map(|call| call.key)
         .collect();
     for key in out {
-        settle::lose(draft, key, cause);
+        trouble::lose(draft, key, cause);
     }
 }
 
@@ -113,7 +119,7 @@ pub(super) fn catalog_unreadable(envelope: &mut Envelope, message: String, now: 
 
 fn require_checking(envelope: &Envelope) -> Result<(), Refusal> {
     match (envelope.head.status, envelope.leg) {
-        (Status::Running, Leg::CheckingCatalog) if !envelope.has_executing() => Ok(()),
+        (Status::Running, Leg::CheckingCatalog) if !envelope.has_held() => Ok(()),
         (_, Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling) => {
             Err(Refusal::Impossible("no catalog was asked for"))
         }
@@ -135,8 +141,10 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
 /// Nothing more is sent: every call that was started gets its end before the run's, and what never left has failed.
 pub(super) fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
     // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
+    draft.withdraw_offers();
     let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;
+    interrupt(draft, Cause::Cancelled, |call| !call.is_held());
     interrupt(draft, cause, |_| true);
     for call in &waiting {
         draft.event(settle::ended(call, None));

@@ -7,8 +7,10 @@
 mod admit;
 mod approvals;
 mod draft;
+mod fetched;
 mod inputs;
 mod leg;
+mod limits;
 mod proceed;
 mod reconcile;
 mod refresh;
@@ -54,12 +56,15 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::Resumed(resume) => resume::resumed(envelope, *resume, now),
         Fact::Reconciled(decided) => reconcile::reconciled(envelope, *decided, now),
         Fact::Voted { cast, ruling } => approvals::voted(envelope, *cast, ruling.map(|ruling| *ruling), now),
+        Fact::LimitJudged { said } => limits::judged(envelope, said, now),
         Fact::ApprovalExpired { approval } => approvals::expired(envelope, approval, now),
         Fact::InputAsked { key, ask, expires_at } => inputs::asked(envelope, key, ask, expires_at, now),
         Fact::InputAnswered(answer) => inputs::answered(envelope, *answer, now),
         Fact::InputClosed { input_id, reason } => inputs::closed(envelope, &input_id, reason, now),
         Fact::SampleAsked { key, question, request } => sampling::asked(envelope, key, question, &request, now),
         Fact::SampleEnded { sample, end } => sampling::ended(envelope, sample, end, now),
+        Fact::Fetched(what) => fetched::fetched(envelope, *what, now),
+        Fact::ClientAnswered(results) => fetched::client_answered(envelope, *results, now),
         Fact::Cancelled => Ok(leg::cancelled(envelope, now)),
     }
 }
@@ -71,6 +76,7 @@ fn require_asking(envelope: &Envelope) -> Result<(), Refusal> {
         Step::BeginLeg
         | Step::CheckCatalog
         | Step::RefreshCatalog
+        | Step::JudgeLimit
         | Step::AwaitCalls
         | Step::AwaitRoom
         | Step::Cancel

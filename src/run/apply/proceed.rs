@@ -1,52 +1,112 @@
 //! Brings a working run as far as it goes by rules alone.
 
 use super::draft::Draft;
-use super::trouble;
+use super::{limits, trouble};
+use crate::run::call::Backend;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, undecided_call};
 use crate::run::event::EventBody;
 use crate::run::given::results;
 use crate::run::ids::CallKey;
 use crate::run::message::{Content, Role};
-use crate::run::money::Usd;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunOutput;
-use crate::run::status::{Status, StopReason};
+use crate::run::status::{Status, StopReason, SuspendReason};
 use crate::run::time::Timestamp;
 
 /// What follows from the calls' stages: send more, wait, suspend, or ask the model again.
 pub(super) fn proceed(draft: &mut Draft<'_>) {
-    let executing = draft.envelope.executing();
+    if draft.envelope.head.state.reached.is_some() {
+        return;
+    }
     let samples = draft.envelope.waits_for_sample();
-    if draft.envelope.waits_for_person() {
+    if draft.envelope.sends_no_more() {
         // While a call waits for a person, no further call of the turn is sent; what is out finishes.
-        if executing == 0 && !samples && !trouble::fails(draft) {
+        draft.withdraw_offers();
+        if !draft.envelope.has_held() && !samples {
             rest(draft);
         }
         return;
     }
-    // A call that finds no room stays `pending`: certainly not sent, whatever happens to the node meanwhile.
-    let free = draft.envelope.max_parallel().saturating_sub(executing).min(draft.envelope.room);
-    let sendable: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| call.is_sendable()).map(|call| call.key).collect();
-    for key in sendable.iter().take(free) {
-        draft.send(*key);
+    start_calls(draft, true);
+    if draft.envelope.has_held() || samples || draft.envelope.waits_for_room() {
+        return;
     }
-    if executing == 0 && sendable.is_empty() && !samples {
+    if draft.envelope.has_fetched() {
+        draft.park();
+    } else if draft.envelope.client_calls().next().is_some() {
+        draft.suspend(SuspendReason::ClientToolResultsRequired);
+    } else {
         give_results(draft);
         ask_again(draft);
     }
 }
 
-/// Nothing is out, and people must decide.
+/// The same for a run that nobody drives: what a leg is needed for is left to one.
+pub(super) fn proceed_outside(draft: &mut Draft<'_>) {
+    // Left by a driver that died, or about to be read by the next one.
+    let leg_is_due = draft.envelope.has_held() || draft.envelope.waits_for_sample();
+    if draft.envelope.sends_no_more() {
+        draft.withdraw_offers();
+        if !leg_is_due {
+            rest(draft);
+        }
+        return;
+    }
+    let to_send = start_calls(draft, false);
+    if leg_is_due {
+        return;
+    }
+    let waits = draft.envelope.has_fetched();
+    if !to_send && waits {
+        draft.park();
+    } else if !to_send && draft.envelope.client_calls().next().is_some() {
+        draft.suspend(SuspendReason::ClientToolResultsRequired);
+    } else {
+        draft.status(Status::Queued);
+    }
+}
+
+/// Starts what may be started, in call order; whether there is a call left that only a driver can send, and may.
+fn start_calls(draft: &mut Draft<'_>, drives: bool) -> bool {
+    let mut free = draft.envelope.max_parallel().saturating_sub(draft.envelope.executing());
+    // A call that finds no room stays `pending`: certainly not sent, whatever happens to the node meanwhile.
+    let mut room = draft.envelope.room;
+    let mut to_send = false;
+    let sendable = draft.envelope.calls.iter().filter(|call| call.is_sendable());
+    let sendable: Vec<(CallKey, Option<Backend>)> = sendable.map(|call| (call.key, call.backend())).collect();
+    for (key, backend) in sendable {
+        match backend {
+            Some(Backend::Client) => draft.request(key),
+            Some(Backend::Worker) if free > 0 => draft.offer(key),
+            Some(Backend::Mcp) if free > 0 && !drives => to_send = true,
+            Some(Backend::Mcp) if free > 0 && room > 0 => {
+                draft.send(key);
+                room = room.saturating_sub(1);
+            }
+            Some(Backend::Mcp | Backend::Worker) | None => continue,
+        }
+        free = free.saturating_sub(usize::from(backend != Some(Backend::Client)));
+    }
+    to_send
+}
+
+/// Nothing is out on behalf of a driver, and people must decide, or a rule fails the run. What workers have finishes first.
 fn rest(draft: &mut Draft<'_>) {
+    if draft.envelope.has_with_worker() {
+        draft.park();
+        return;
+    }
+    if trouble::fails(draft) {
+        return;
+    }
     let envelope = &*draft.envelope;
     let calls: Vec<_> =
         envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
     if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
     }
-    if let Some(reason) = draft.envelope.awaits() {
+    if let Some(reason) = draft.envelope.waits_because() {
         draft.suspend(reason);
     }
 }
@@ -74,9 +134,13 @@ fn give_results(draft: &mut Draft<'_>) {
 
 /// The next turn begins, unless a limit stands before it.
 pub(super) fn ask_again(draft: &mut Draft<'_>) {
-    if let Some(reason) = limit_before_turn(draft) {
+    if draft.envelope.head.state.pace.runs_away() {
         draft.envelope.head.state.output = last_text(draft.envelope);
-        draft.finish(Status::Stopped(reason));
+        draft.finish(Status::Stopped(StopReason::RunawayToolErrors));
+        return;
+    }
+    if let Some(limit) = limits::before_turn(draft.envelope, draft.now) {
+        limits::reach(draft, limit, Vec::new());
         return;
     }
     // What could not be read is read before each step until it can be.
@@ -95,32 +159,6 @@ pub(super) fn tell_turn(draft: &mut Draft<'_>) {
     let turn = draft.envelope.head.state.turns.saturating_add(1);
     let model = draft.envelope.spec.model.name.clone();
     draft.event(EventBody::TurnStarted { turn, model });
-}
-
-fn limit_before_turn(draft: &Draft<'_>) -> Option<StopReason> {
-    let limits = draft.envelope.limits();
-    let state = &draft.envelope.head.state;
-    // The next turn's part of the budget is what is left. It is taken only if the turn does not need more than that for
-    // what it reads alone, which is known from the turn before it.
-    let least = state.pace.last_input_tokens;
-    let spent_tokens = draft.envelope.tokens_left().is_some_and(|left| left == 0 || left < least);
-    let spent_cost = draft.envelope.cost_left().is_some_and(|left| {
-        let price = draft.envelope.price();
-        price.is_none_or(|price| left < price.least(least) || (left == Usd::ZERO && !price.is_free()))
-    });
-    if state.pace.runs_away() {
-        Some(StopReason::RunawayToolErrors)
-    } else if state.turns >= limits.max_turns {
-        Some(StopReason::MaxTurns)
-    } else if spent_tokens {
-        Some(StopReason::BudgetTokens)
-    } else if spent_cost {
-        Some(StopReason::BudgetUsd)
-    } else if draft.envelope.is_late(draft.now) {
-        Some(StopReason::Deadline)
-    } else {
-        None
-    }
 }
 
 /// What the model said last: kept as the output of a run that a rule ended.

@@ -12,7 +12,7 @@ use crate::run::event::EventBody;
 use crate::run::fact::{Reconciliation, Resolution};
 use crate::run::ids::{Actor, CallKey};
 use crate::run::refusal::Refusal;
-use crate::run::status::Status;
+use crate::run::status::{Status, SuspendReason};
 use crate::run::time::Timestamp;
 
 pub(super) fn reconciled(envelope: &mut Envelope, decided: Reconciliation, now: Timestamp) -> Result<Commit, Refusal> {
@@ -76,16 +76,22 @@ fn write_down(draft: &mut Draft<'_>, key: CallKey, stage: Stage, ended: bool) {
 pub(super) fn go_on(draft: &mut Draft<'_>) {
     draft.progress();
     match (draft.envelope.head.status, draft.envelope.leg) {
-        (Status::Suspended(_), _) if !draft.envelope.waits_for_person() => draft.status(Status::Queued),
-        (Status::Suspended(told), _) => {
-            // What is left to decide may be of another kind.
-            if let Some(reason) = draft.envelope.awaits().filter(|reason| *reason != told) {
-                draft.status(Status::Suspended(reason));
+        (Status::Suspended(reason), _) => match draft.envelope.waits_because() {
+            // The client's calls of a turn that may go on are no reason to keep the others.
+            None => draft.status(Status::Queued),
+            Some(SuspendReason::ClientToolResultsRequired)
+                if reason != SuspendReason::ClientToolResultsRequired && !draft.envelope.waits_for_person() =>
+            {
+                proceed::proceed_outside(draft);
             }
-        }
+            // What is left to decide is of another kind.
+            Some(left) if left != reason => draft.status(Status::Suspended(left)),
+            Some(_) => {}
+        },
         (Status::Running, Leg::Working) => proceed::proceed(draft),
-        // A leg that begins, compares catalogs or ends looks at the calls when it has done so.
-        (Status::Running, Leg::Outside | Leg::CheckingCatalog | Leg::Cancelling)
+        (Status::Running, Leg::Outside) => proceed::proceed_outside(draft),
+        // A leg that compares catalogs or ends looks at the calls when it has done so.
+        (Status::Running, Leg::CheckingCatalog | Leg::Cancelling)
         | (Status::Queued | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled, _) => {}
     }
 }

@@ -81,6 +81,7 @@ fn require_announced(envelope: &Envelope) -> Result<(), Refusal> {
         Step::RefreshCatalog => Ok(()),
         Step::BeginLeg
         | Step::CheckCatalog
+        | Step::JudgeLimit
         | Step::AskModel
         | Step::AwaitCalls
         | Step::AwaitRoom

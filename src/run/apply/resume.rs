@@ -1,7 +1,7 @@
 //! A caller resumes a run that nobody drives. What it decides is kept even if the run must go on waiting.
 
 use super::draft::Draft;
-use super::{approvals, reconcile};
+use super::{approvals, fetched, reconcile};
 use crate::run::binding::{Binding, Drift, Warning, WarningKind};
 use crate::run::call::{Backend, Call};
 use crate::run::commit::Commit;
@@ -29,19 +29,24 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         refuse_drift(envelope, drift, &resume)?;
     }
     let authorized = authorized(envelope, &resume.retry);
+    fetched::refuse_results(envelope, &resume.results)?;
     for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
-        approvals::check(envelope, vote, ruling.as_ref())?;
+        approvals::check(envelope, vote, ruling.as_ref(), now)?;
         if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
             return Err(Refusal::AlreadyVoted);
         }
     }
     let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
-    if envelope.waits_for_person() && authorized.is_empty() && resume.votes.is_empty() && !tightens {
+    let decides = !(authorized.is_empty() && resume.votes.is_empty() && resume.results.is_empty());
+    if envelope.rests_because().is_some() && !decides && !tightens {
         return Err(Refusal::NothingDecided);
     }
     let mut draft = Draft::new(envelope, now);
     for key in authorized {
         reconcile::authorize(&mut draft, key, &resume.actor);
+    }
+    for (key, answer) in resume.results {
+        fetched::settle_client(&mut draft, key, &resume.actor, answer);
     }
     if let Some(limits) = resume.limits {
         draft.envelope.head.state.limits = Some(limits);
@@ -52,7 +57,7 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     if draft.envelope.head.status.is_terminal() {
         return Ok(draft.commit());
     }
-    let waits = draft.envelope.waits_for_person();
+    let waits = draft.envelope.rests_because().is_some();
     match drift {
         // A resume that must go on waiting records nothing: the one that goes on does.
         Some(_) if waits => {}
@@ -63,7 +68,7 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         None => {}
     }
     draft.progress();
-    match draft.envelope.awaits() {
+    match draft.envelope.rests_because() {
         None => draft.status(Status::Queued),
         Some(reason) if draft.envelope.head.status != Status::Suspended(reason) => {
             draft.status(Status::Suspended(reason));
@@ -93,7 +98,7 @@ fn refuse_drift(envelope: &Envelope, drift: &Drift, resume: &Resume) -> Result<(
 fn in_flight(call: &Call) -> bool {
     let is_served = call.target.as_ref().is_some_and(|target| match target.backend {
         Backend::Mcp => true,
-        Backend::Worker => false,
+        Backend::Worker | Backend::Client => false,
     });
     is_served && !call.stage.is_settled()
 }

@@ -3,7 +3,7 @@
 use super::draft::Draft;
 use super::{inputs, proceed, trouble};
 use crate::run::binding::{Warning, WarningKind};
-use crate::run::call::{Call, MAX_ATTEMPTS, MAX_TURNED_AWAY, Stage};
+use crate::run::call::{Call, MAX_TURNED_AWAY, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::{EventBody, Progress};
@@ -11,7 +11,6 @@ use crate::run::ids::CallKey;
 use crate::run::outcome::{Answer, Cause, Outcome, ToolError};
 use crate::run::pace::Pace;
 use crate::run::refusal::Refusal;
-use crate::run::spec::SideEffectClass;
 use crate::run::time::Timestamp;
 
 pub(super) fn call_ended(
@@ -25,8 +24,9 @@ pub(super) fn call_ended(
         Leg::Working | Leg::Cancelling | Leg::CheckingCatalog => {}
         Leg::Outside => return Err(Refusal::Impossible("no leg is working")),
     }
-    let executing = envelope.calls.iter().any(|call| call.key == key && matches!(call.stage, Stage::Executing { .. }));
-    if !executing {
+    // What others came and fetched ends by their word, or with the run.
+    let is_out = |call: &Call| call.is_held() || (envelope.leg == Leg::Cancelling && call.is_with_worker());
+    if !envelope.calls.iter().any(|call| call.key == key && is_out(call)) {
         return Err(Refusal::Impossible("the call is not out"));
     }
     let mut draft = Draft::new(envelope, now);
@@ -37,10 +37,10 @@ pub(super) fn call_ended(
         Outcome::TurnedAway(error) if may_come_again(&draft, key) => turn_away(&mut draft, key, &error),
         // That a repeat did not arrive says nothing of the attempt before it.
         Outcome::NotSent(_) | Outcome::TurnedAway(_) if is_repeat(&draft, key) => {
-            lose(&mut draft, key, Cause::LostResponse);
+            trouble::lose(&mut draft, key, Cause::LostResponse);
         }
         Outcome::NotSent(error) | Outcome::TurnedAway(error) => fail(&mut draft, key, error, None),
-        Outcome::Unknown(cause) => lose(&mut draft, key, cause),
+        Outcome::Unknown(cause) => trouble::lose(&mut draft, key, cause),
         Outcome::InputRequired(questions) => inputs::required(&mut draft, key, *questions),
         Outcome::Deferred(task) => draft.defer(key, task),
     }
@@ -71,10 +71,10 @@ pub(super) fn calls_progressed(
     Ok(draft.commit())
 }
 
-fn go_on(draft: &mut Draft<'_>) {
+pub(super) fn go_on(draft: &mut Draft<'_>) {
     let envelope = &mut *draft.envelope;
     // A run that must wait for a person sends nothing, whatever its servers list by now.
-    if envelope.leg == Leg::CheckingCatalog && !envelope.has_executing() && envelope.undecided().next().is_some() {
+    if envelope.leg == Leg::CheckingCatalog && !envelope.has_held() && envelope.undecided().next().is_some() {
         envelope.leg = Leg::Working;
     }
     if envelope.leg == Leg::Working {
@@ -107,7 +107,7 @@ fn turn_away(draft: &mut Draft<'_>, key: CallKey, error: &ToolError) {
     draft.warn_of_new(vec![Warning::mcp(WarningKind::Other, text, Some("mcp-call-sent-again"))]);
 }
 
-fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {
+pub(super) fn complete(draft: &mut Draft<'_>, key: CallKey, output: serde_json::Value) {
     let began = began(draft, key);
     draft.move_call(key, Stage::Completed { settled_at: draft.now, output });
     count(draft, key, Pace::succeeded);
@@ -126,33 +126,6 @@ fn count(draft: &mut Draft<'_>, key: CallKey, how: fn(&mut Pace, &str)) {
     let Envelope { calls, head, .. } = &mut *draft.envelope;
     if let Some(call) = calls.iter().find(|call| call.key == key) {
         how(&mut head.state.pace, &call.tool);
-    }
-}
-
-/// The answer is lost. A call that may be repeated is sent again by `proceed`, with the same key; one that only read
-/// has failed after its last attempt; every other one waits for a person, and the model is told nothing.
-/// Where rules say what is done about it, that is done instead.
-pub(super) fn lose(draft: &mut Draft<'_>, key: CallKey, cause: Cause) {
-    if let Some(said) = trouble::on_unknown(draft, key) {
-        trouble::unknown(draft, key, cause, said);
-        return;
-    }
-    let spent_reader = draft.envelope.calls.iter().find(|call| call.key == key).is_some_and(|call| {
-        let reads = call.target.as_ref().is_some_and(|target| target.class == SideEffectClass::ReadOnly);
-        reads && call.taken() >= MAX_ATTEMPTS
-    });
-    if spent_reader {
-        let message = format!("outcome unknown after {MAX_ATTEMPTS} attempts");
-        fail(draft, key, ToolError::new("outcome-unknown", message), None);
-        return;
-    }
-    draft.move_call(key, Stage::Indeterminate { cause, since: draft.now, authorized: false });
-    let lost = draft.envelope.calls.iter().find(|call| call.key == key);
-    // One that is sent again by itself says so with its next `tool-started`; a cancelled run sends nothing more.
-    let told =
-        lost.filter(|call| call.is_undecided() || draft.envelope.leg == Leg::Cancelling).map(|call| ended(call, None));
-    if let Some(event) = told {
-        draft.event(event);
     }
 }
 

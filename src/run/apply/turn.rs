@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::draft::Draft;
-use super::{approvals, proceed, require_asking, settle};
+use super::{approvals, limits, proceed, require_asking, settle};
 use crate::run::approval::{Requirement, Subject};
 use crate::run::binding::{Warning, WarningKind};
-use crate::run::call::{Call, Stage};
+use crate::run::call::{Call, Handing, Stage};
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
@@ -180,6 +180,7 @@ fn calls_of(turn: u32, written: &[WrittenCall], rulings: Vec<Ruling>, now: Times
                 turned_away: 0,
                 asked: None,
                 task: None,
+                handing: Handing::default(),
                 stage,
                 judged: *judged,
                 decided_by: None,
@@ -236,24 +237,12 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
 
 /// Sends what may be sent, unless the calls of this turn exceed a limit of the run: then none of them is.
 fn boundary(draft: &mut Draft<'_>, asks: Asks) {
-    let limit = draft.envelope.limits().max_tool_calls;
-    let (stop, reason) = if draft.envelope.head.state.tool_calls > limit {
-        (StopReason::MaxToolCalls, format!("The run's limit of {limit} tool calls is reached."))
-    } else if draft.envelope.is_late(draft.now) {
-        (StopReason::Deadline, "The run has worked as long as it may.".to_owned())
-    } else {
-        for (key, requirement) in asks {
-            approvals::ask(draft, key, Subject::Call, requirement);
-        }
-        proceed::proceed(draft);
+    if let Some(limit) = limits::before_calls(draft.envelope, draft.now) {
+        limits::reach(draft, limit, asks);
         return;
-    };
-    let open: Vec<CallKey> =
-        draft.envelope.calls.iter().filter(|call| !call.stage.is_settled()).map(|call| call.key).collect();
-    for key in open {
-        draft.move_call(key, Stage::Rejected { rule: stop.code().to_owned(), reason: reason.clone() });
-        approvals::tell_rejected(draft, key);
     }
-    draft.envelope.head.state.output = proceed::last_text(draft.envelope);
-    draft.finish(Status::Stopped(stop));
+    for (key, requirement) in asks {
+        approvals::ask(draft, key, Subject::Call, requirement);
+    }
+    proceed::proceed(draft);
 }

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use super::ask::SampleRequest;
 use super::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use super::json::{canonical, sha256_hex};
+use super::reached::Reached;
 use super::time::Timestamp;
 
 mod rule;
@@ -82,6 +83,8 @@ pub enum ApprovalKind {
     Sampling,
     /// Another attempt of a call whose outcome nobody knows.
     Repeat,
+    /// A limit of the run that is reached: `input` is what it is raised to, `call_id` is `limit:` and its name.
+    Limit,
 }
 
 /// One vote.
@@ -161,13 +164,15 @@ pub enum Subject {
         /// What the model is to be asked.
         request: Box<SampleRequest>,
     },
+    /// A limit that the run has reached.
+    Limit(Box<Reached>),
 }
 
 impl Subject {
     /// Whether the run waits while this does. A sample for a call that is out is awaited by its server alone.
     pub const fn holds_run(&self) -> bool {
         match self {
-            Self::Call | Self::Repeat => true,
+            Self::Call | Self::Repeat | Self::Limit(_) => true,
             Self::Sample { question, .. } => question.is_some(),
         }
     }
@@ -176,7 +181,7 @@ impl Subject {
 /// An approval that waits for votes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpenApproval {
-    /// The call that it is about.
+    /// The call that it is about; for a limit a place that no call has.
     pub call: CallKey,
     /// What of it.
     pub subject: Subject,
@@ -230,10 +235,15 @@ impl Approvals {
         self.open.iter().any(|open| open.subject.holds_run())
     }
 
+    /// Whether people are asked to raise a limit.
+    pub fn is_about_limit(&self) -> bool {
+        self.open.iter().any(|open| matches!(open.subject, Subject::Limit(_)))
+    }
+
     /// Whether people are asked about this sample.
     pub fn is_about_sample(&self, call: CallKey, wanted: Option<&str>) -> bool {
         self.open.iter().any(|open| match &open.subject {
-            Subject::Call | Subject::Repeat => false,
+            Subject::Call | Subject::Repeat | Subject::Limit(_) => false,
             Subject::Sample { question, .. } => open.call == call && question.as_deref() == wanted,
         })
     }

@@ -90,6 +90,10 @@ pub enum ToolSource {
     Local {
         /// Which kind of counterpart.
         backend: Backend,
+        /// The name that the worker knows; of a client tool the offered one.
+        tool: String,
+        /// Which version of it; `None` for a client tool.
+        version: Option<String>,
     },
 }
 
@@ -150,6 +154,8 @@ struct StoredTool {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     backend: Option<Backend>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
     input_schema: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,15 +172,16 @@ struct StoredTool {
 
 impl From<BoundTool> for StoredTool {
     fn from(tool: BoundTool) -> Self {
-        let (entry, server_tool, backend) = match tool.source {
-            ToolSource::Mcp { entry, server_tool } => (Some(entry), Some(server_tool), None),
-            ToolSource::Local { backend } => (None, None, Some(backend)),
+        let (entry, server_tool, backend, version) = match tool.source {
+            ToolSource::Mcp { entry, server_tool } => (Some(entry), Some(server_tool), None, None),
+            ToolSource::Local { backend, tool, version } => (None, Some(tool), Some(backend), version),
         };
         Self {
             name: tool.name,
             server_tool,
             entry,
             backend,
+            version,
             description: tool.description,
             input_schema: tool.input_schema,
             output_schema: tool.output_schema,
@@ -193,7 +200,11 @@ impl TryFrom<StoredTool> for BoundTool {
     fn try_from(stored: StoredTool) -> Result<Self, Self::Error> {
         let source = match (stored.entry, stored.server_tool, stored.backend) {
             (Some(entry), Some(server_tool), None) => ToolSource::Mcp { entry, server_tool },
-            (None, None, Some(backend)) => ToolSource::Local { backend },
+            (None, tool, Some(backend)) => ToolSource::Local {
+                backend,
+                tool: tool.unwrap_or_else(|| stored.name.clone()),
+                version: stored.version,
+            },
             _ => return Err("a tool is carried out by a server of the run or by a backend of its own"),
         };
         Ok(Self {
@@ -243,12 +254,12 @@ impl Binding {
 
     /// Where a call of that tool goes, as it is frozen in the receipt.
     pub fn target(&self, tool: &BoundTool) -> CallTarget {
-        let (backend, entry, server_tool) = match &tool.source {
-            ToolSource::Mcp { entry, server_tool } => (Backend::Mcp, *entry, server_tool.clone()),
-            ToolSource::Local { backend } => (*backend, 0, tool.name.clone()),
+        let (backend, entry, server_tool, version) = match &tool.source {
+            ToolSource::Mcp { entry, server_tool } => (Backend::Mcp, *entry, server_tool.clone(), None),
+            ToolSource::Local { backend, tool, version } => (*backend, 0, tool.clone(), version.clone()),
         };
         let server = self.label_of(tool).to_owned();
-        CallTarget { backend, entry, server, server_tool, class: tool.class, replay: tool.replay }
+        CallTarget { backend, entry, server, server_tool, version, class: tool.class, replay: tool.replay }
     }
 
     /// Everything that the servers serve, offered or not: what the record is taken of.

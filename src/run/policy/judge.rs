@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::{Action, Found, Policy, Trigger};
 use crate::run::approval::Requirement;
+use crate::run::outcome::Cause;
 
 /// What the rules decided about a call, for whoever wants to know later.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -89,6 +90,16 @@ impl Judged {
     pub fn on_trouble(&self, trigger: Trigger) -> Option<&Trouble> {
         self.troubles.get(&trigger)
     }
+
+    /// What the rules say to do about an attempt whose outcome nobody knows, and when they were asked: of a worker that fell
+    /// silent the rules about that speak first.
+    pub fn on_lost(&self, cause: Cause) -> Option<(Trigger, &Trouble)> {
+        let triggers: &[Trigger] = match cause {
+            Cause::LeaseExpired => &[Trigger::LeaseExpired, Trigger::Indeterminate],
+            Cause::Crash | Cause::LostResponse | Cause::TimeOut | Cause::Cancelled => &[Trigger::Indeterminate],
+        };
+        triggers.iter().find_map(|trigger| Some((*trigger, self.on_trouble(*trigger)?)))
+    }
 }
 
 /// What the rules say of a call now.
@@ -133,7 +144,7 @@ pub fn judge_limit(rules: &[(&Policy, Found)]) -> Option<Trouble> {
         Found::Failed(why) => Some(Trouble::Fail { rule: policy.name.clone(), reason: Some(unevaluated(policy, why)) }),
         Found::Yes | Found::No => None,
     });
-    broken.or_else(|| trouble(&rules, "the run"))
+    broken.or_else(|| trouble(&rules, "the run goes on"))
 }
 
 fn holds<'a>(rules: &[&'a (&'a Policy, Found)], action: Action) -> Vec<&'a Policy> {

@@ -1,7 +1,7 @@
 //! Rules that name tools which are not there: they stay armed, and a warning says so.
 
 use super::{Policy, Scope};
-use crate::run::binding::{Binding, Warning, WarningKind};
+use crate::run::binding::{Binding, BoundTool, Warning, WarningKind};
 use crate::run::spec::McpEntry;
 
 /// Rules of a run that name a tool which its model is not offered.
@@ -16,13 +16,14 @@ pub fn unserved(policies: &[Policy], binding: &Binding) -> Vec<Warning> {
     own.into_iter().chain(of_servers).collect()
 }
 
-/// Rules of a manifest that name a tool which none of its servers can serve, by what the manifest itself says.
-pub fn unserved_by_declaration(policies: &[Policy], entries: &[McpEntry]) -> Vec<Warning> {
+/// Rules of a manifest that name a tool which it neither declares nor any of its servers can serve, by what the manifest itself says.
+pub fn unserved_by_declaration(policies: &[Policy], entries: &[McpEntry], tools: &[BoundTool]) -> Vec<Warning> {
     let may_serve = |entry: &McpEntry, name: &str| match &entry.tools {
         Some(tools) => tools.iter().any(|tool| entry.offered_name(tool) == name),
         None => name.starts_with(&entry.offered_name("")),
     };
-    let may_be_served = |name: &str| entries.iter().any(|entry| may_serve(entry, name));
+    let may_be_served =
+        |name: &str| tools.iter().any(|tool| tool.name == name) || entries.iter().any(|entry| may_serve(entry, name));
     naming(policies, may_be_served, "is served by none of the servers that are declared here")
 }
 

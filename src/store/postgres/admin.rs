@@ -7,7 +7,7 @@ use sqlx::{PgExecutor, Postgres, Row, Transaction};
 
 use super::PostgresStore;
 use super::reads::blob_list;
-use super::{approvals, inputs};
+use super::{approvals, inputs, workers};
 use crate::run::fact::Reconciliation;
 use crate::run::ids::{RunId, RunUid, TenantId};
 use crate::run::time::Timestamp;
@@ -104,9 +104,10 @@ pub(super) async fn wishes_take(store: &PostgresStore, claim: &Claim) -> Result<
     let Some(cancel) = cancel else { return Ok(Wishes::default()) };
     let decisions = left_in(&mut *tx, &claim.tenant, claim.uid).await?;
     let answers = inputs::answers_in(&mut *tx, &claim.tenant, claim.uid).await?;
+    let fetched = workers::fetched_take(&mut tx, claim).await?;
     let votes = approvals::votes_in(&mut *tx, &claim.tenant, claim.uid).await?;
     tx.commit().await?;
-    codec::wishes(cancel, decisions, answers, votes)
+    codec::wishes(cancel, decisions, answers, fetched, votes)
 }
 
 pub(super) async fn audit_insert(

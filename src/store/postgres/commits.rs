@@ -1,6 +1,7 @@
 //! What commits write: one statement for a whole batch. Every write of a run carries its fence and its revision, and
 //! every other row of a commit is joined to the heads that took it: what lost its lease writes nothing at all.
 
+use serde_json::json;
 use sqlx::postgres::{PgArguments, PgPool, Postgres};
 use sqlx::query::Query;
 use uuid::Uuid;
@@ -9,6 +10,7 @@ use super::PostgresStore;
 use super::admin::audit_insert;
 use crate::run::commit::Commit;
 use crate::run::ids::{Fence, RunUid, TenantId};
+use crate::store::calls::FetchPlace;
 use crate::store::rows::CommitRows;
 use crate::store::{AuditRow, OwnedCommit, StoreError};
 
@@ -19,7 +21,7 @@ use crate::store::{AuditRow, OwnedCommit, StoreError};
 /// The arrays of big values stand behind all others: what belongs into messages, calls and events, then digests and
 /// texts.
 macro_rules! insert_rows {
-    ($said:literal, $called:literal, $told:literal, $digests:literal, $bodies:literal) => {
+    ($said:literal, $called:literal, $told:literal, $digests:literal, $bodies:literal, $fetch:literal) => {
         concat!(
             "bound AS (INSERT INTO bindings (tenant_id, run_uid, revision, body) \
            SELECT h.tenant_id, h.uid, h.binding_revision, h.binding::json FROM h WHERE h.binding IS NOT NULL), \
@@ -30,19 +32,25 @@ macro_rules! insert_rows {
             "::text[])[h.m_from:h.m_to]) \
              AS m (pos, body, blobs)), \
          called AS (INSERT INTO calls \
-             (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, output, blobs) \
+             (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, output, blobs, \
+              worker_tool, queued_at, lease) \
            SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.created_at, k.input::json, \
-             k.body::json, k.output::json, k.blobs::json FROM h CROSS JOIN LATERAL unnest( \
+             k.body::json, k.output::json, k.blobs::json, k.handed::json ->> 0, \
+             now_ms() - (k.handed::json ->> 1)::bigint, k.handed::json ->> 2 FROM h CROSS JOIN LATERAL unnest( \
              ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
              ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
              ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to], (",
             $called,
+            "::text[])[h.k_from:h.k_to], (",
+            $fetch,
             "::text[])[h.k_from:h.k_to]) \
-             AS k (turn, pos, stage, undecided_since, input, body, output, created_at, blobs) \
+             AS k (turn, pos, stage, undecided_since, input, body, output, created_at, blobs, handed) \
            ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE calls.input END, \
-             blobs = excluded.blobs), \
+             blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
+             lease = excluded.lease, \
+             lease_until = CASE WHEN excluded.lease IS NOT NULL THEN calls.lease_until END), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
            FROM h CROSS JOIN LATERAL unnest( \
@@ -83,7 +91,7 @@ macro_rules! apply_commits {
                  $21::text[], $22::text[], $23::bigint[], $24::bigint[], $25::bigint[], $26::text[], \
                  $27::bigint[], $28::bigint[], $29::bigint[], $30::text[], $31::boolean[], $32::boolean[], \
                  $33::bigint[], $34::int[], $35::int[], $36::int[], $37::int[], $38::int[], $39::int[], \
-                 $40::int[], $41::int[], $47::text[]) \
+                 $40::int[], $41::int[], $48::text[]) \
                AS c (i, tenant_id, uid, fence, expected, base_seq, status, reason, last_seq, attempt, crashes, state, \
                  updated_at, finished_at, binding_revision, binding, lets_go, terminal, due_in, \
                  m_from, m_to, k_from, k_to, e_from, e_to, b_from, b_to, approvals) \
@@ -92,7 +100,7 @@ macro_rules! apply_commits {
             $owner,
             " RETURNING c.i, r.tenant_id, r.uid, c.terminal, c.binding_revision, c.binding, c.m_from, c.m_to, \
                c.k_from, c.k_to, c.e_from, c.e_to, c.b_from, c.b_to, c.approvals), ",
-            insert_rows!("$42", "$43", "$44", "$45", "$46"),
+            insert_rows!("$42", "$43", "$44", "$45", "$46", "$47"),
             ", asked AS (INSERT INTO approvals \
                  (tenant_id, id, run_uid, status, created_at, expires_at, body) \
                SELECT h.tenant_id, (a.value ->> 'id')::uuid, h.uid, a.value ->> 'status', \
@@ -278,6 +286,8 @@ struct Calls<'a> {
     body: Vec<&'a str>,
     output: Vec<Option<&'a str>>,
     created_at: Vec<i64>,
+    /// Where those who fetch a call find it, as one JSON array a call.
+    fetch: Vec<Option<String>>,
 }
 
 #[derive(Default)]
@@ -314,6 +324,7 @@ impl<'a> Rows<'a> {
             self.calls.body.push(&call.body);
             self.calls.output.push(call.output.as_deref());
             self.calls.created_at.push(call.created_at);
+            self.calls.fetch.push(fetch_column(&call.place));
             self.blobs.called.push(call.blobs.as_deref());
         }
         for row in &rows.events {
@@ -354,7 +365,7 @@ impl<'a> Rows<'a> {
             .bind(&self.events.body)
     }
 
-    /// Binds the last five parameters.
+    /// Binds the last six parameters.
     pub(super) fn bind_blobs<'q>(
         &'q self,
         query: Query<'q, Postgres, PgArguments>,
@@ -365,5 +376,11 @@ impl<'a> Rows<'a> {
             .bind(&self.blobs.told)
             .bind(&self.blobs.digest)
             .bind(&self.blobs.body)
+            .bind(&self.calls.fetch)
     }
+}
+
+fn fetch_column(place: &FetchPlace) -> Option<String> {
+    let FetchPlace { tool, offered_for, lease } = place;
+    tool.as_ref().map(|tool| json!([tool, offered_for, lease]).to_string())
 }

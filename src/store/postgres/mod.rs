@@ -19,6 +19,7 @@ mod steady;
 mod tokens;
 mod turn;
 mod wake;
+mod workers;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -108,6 +109,9 @@ impl RunStore for SteadyPostgres {
         let deciding = Box::pin(commits::run_decide(&store, tenant, uid, seen, commit, audit));
         let decided = self.within(&store, deciding).await?;
         if decided {
+            if commit.offers() {
+                self.hints.tell(Hint::Work);
+            }
             self.hints.tell(Hint::Due);
             self.hints.tell(Hint::Events);
             self.hints.tell(Hint::Feed);
@@ -306,6 +310,9 @@ impl SteadyPostgres {
         }
         if events.iter().any(|row| feed::is_fed(&row.event.kind)) {
             self.hints.tell(Hint::Feed);
+        }
+        if commit.rows.offers() {
+            self.hints.tell(Hint::Work);
         }
         // Also when it rests or has ended: another run of the tenant may take its place.
         if commit.rows.lets_go {

@@ -56,7 +56,8 @@ macro_rules! select_view {
            SELECT COALESCE(array_agg(c.body::text ORDER BY c.turn, c.pos), '{}') AS bodies, \
              COALESCE(array_agg(c.input::text ORDER BY c.turn, c.pos), '{}') AS inputs, \
              COALESCE(array_agg(c.blobs::text ORDER BY c.turn, c.pos), '{}') AS blobs \
-           FROM calls c WHERE c.tenant_id = r.tenant_id AND c.run_uid = r.uid AND c.undecided_since IS NOT NULL \
+           FROM calls c WHERE c.tenant_id = r.tenant_id AND c.run_uid = r.uid \
+             AND (c.undecided_since IS NOT NULL OR c.worker_tool = '') \
          ) AS u WHERE r.tenant_id = $1 "
     };
 }
@@ -151,6 +152,7 @@ fn view_text(row: &PgRow) -> Result<ViewText, StoreError> {
         binding_revision: codec::count("binding revision", row.try_get("binding_revision")?)?,
         mcp: binding.mcp,
         undecided: Vec::new(),
+        client_calls: Vec::new(),
         owned: row.try_get("owned")?,
     };
     Ok(ViewText { view, calls: calls.collect::<Result<_, _>>()?, bytes })

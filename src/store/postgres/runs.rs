@@ -57,7 +57,7 @@ async fn run_insert(
            RETURNING tenant_id, uid, binding_revision, owner, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
              1 AS k_from, cardinality($3) AS k_to, 1 AS e_from, cardinality($11) AS e_to, \
              1 AS b_from, cardinality($40) AS b_to), ",
-        insert_rows!("$37", "$38", "$39", "$40", "$41"),
+        insert_rows!("$37", "$38", "$39", "$40", "$41", "$42"),
         ", sealed AS (INSERT INTO run_secrets (tenant_id, run_uid, name, key_id, sealed) \
            SELECT h.tenant_id, h.uid, s.name, s.key_id, s.sealed \
            FROM unnest($34::text[], $35::text[], $36::bytea[]) AS s (name, key_id, sealed) CROSS JOIN h) \
@@ -280,8 +280,11 @@ pub(super) async fn cancel_request(
     actor: &Actor,
 ) -> Result<bool, StoreError> {
     let asked = sqlx::query(
-        "UPDATE runs SET cancel_requested_by = COALESCE(cancel_requested_by, $3), attention = true \
-         WHERE tenant_id = $1 AND uid = $2 AND owner IS NOT NULL",
+        "UPDATE runs SET cancel_requested_by = COALESCE(cancel_requested_by, $3), attention = true, \
+           due_at = CASE WHEN owner IS NULL THEN now_ms() ELSE due_at END \
+         WHERE tenant_id = $1 AND uid = $2 AND (owner IS NOT NULL OR (finished_at IS NULL AND EXISTS ( \
+           SELECT 1 FROM calls c WHERE c.tenant_id = $1 AND c.run_uid = $2 AND c.lease IS NOT NULL \
+             AND c.queued_at IS NULL)))",
     )
     .bind(tenant.as_str())
     .bind(uid.0)

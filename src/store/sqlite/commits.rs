@@ -168,13 +168,19 @@ async fn call_put(
     call: &CallRow,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO calls \
-         (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, blobs, created_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11) \
-         ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
-         undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
-         input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
-         blobs = excluded.blobs",
+        concat!(
+            "INSERT INTO calls \
+             (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, blobs, created_at, worker_tool, \
+              queued_at, lease) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ",
+            now_ms!(),
+            " - ?13, ?14) \
+             ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
+             undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
+             input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
+             blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
+             lease = excluded.lease, lease_until = CASE WHEN excluded.lease IS NOT NULL THEN lease_until END",
+        ),
     )
     .bind(run.0.as_str())
     .bind(run.1.0)
@@ -187,6 +193,9 @@ async fn call_put(
     .bind(call.output.as_deref())
     .bind(call.blobs.as_deref())
     .bind(call.created_at)
+    .bind(call.place.tool.as_deref())
+    .bind(call.place.offered_for)
+    .bind(call.place.lease.as_deref())
     .execute(&mut **tx)
     .await?;
     Ok(())

@@ -14,6 +14,7 @@ mod retention;
 mod runs;
 mod sealed;
 mod tokens;
+mod workers;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ use sqlx::{SqlStr, Sqlite, SqlitePool, Transaction};
 
 use tokio_util::sync::CancellationToken;
 
-use super::wake::Hints;
+use super::wake::{Hint, Hints};
 use super::{
     Admission, Admitted, AuditRow, Beat, Claim, ExecutorStore, FeedEvent, FollowStore, KeptAnswer, KeptRequest, Loaded,
     OwnedCommit, Page, RunCursor, RunFilter, RunStore, RunView, SealedSecret, StoreError, StoredEvent, Wishes,
@@ -56,7 +57,7 @@ use now_ms;
 pub(super) struct SqliteStore {
     writer: SqlitePool,
     reader: SqlitePool,
-    /// There is nobody to tell, and nobody to hear.
+    /// There is no other node to tell, and none to hear.
     hints: Hints,
     /// The tenant that the last claim ended with: among equals the next one's turn it is.
     turn: Mutex<String>,
@@ -97,7 +98,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 11] = [
+    const FILES: [(i64, &str, &str); 12] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -111,6 +112,7 @@ fn migrator() -> Migrator {
         (2_026_113_008, "inputs", include_str!("../../../migrations/sqlite/2026113008_inputs.sql")),
         (2_026_113_009, "oauth_tokens", include_str!("../../../migrations/sqlite/2026113009_oauth_tokens.sql")),
         (2_026_113_010, "approvals", include_str!("../../../migrations/sqlite/2026113010_approvals.sql")),
+        (2_026_113_011, "worker_calls", include_str!("../../../migrations/sqlite/2026113011_worker_calls.sql")),
         (2_026_113_012, "agents", include_str!("../../../migrations/sqlite/2026113012_agents.sql")),
         (2_026_113_014, "forgotten_tokens", include_str!("../../../migrations/sqlite/2026113014_forgotten_tokens.sql")),
     ];
@@ -178,7 +180,11 @@ impl RunStore for SqliteStore {
         commit: &Commit,
         audit: &[AuditRow],
     ) -> Result<bool, StoreError> {
-        commits::run_decide(self, tenant, uid, seen, commit, audit).await
+        let decided = commits::run_decide(self, tenant, uid, seen, commit, audit).await?;
+        if decided && commit.offers() {
+            self.hints.tell(Hint::Work);
+        }
+        Ok(decided)
     }
 
     async fn cancel_request(&self, tenant: &TenantId, uid: RunUid, actor: &Actor) -> Result<bool, StoreError> {
@@ -292,7 +298,11 @@ impl ExecutorStore for SqliteStore {
     }
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
-        commits::commit_apply(self, commits).await
+        let applied = commits::commit_apply(self, commits).await?;
+        if commits.iter().any(|commit| commit.rows.offers()) {
+            self.hints.tell(Hint::Work);
+        }
+        Ok(applied)
     }
 
     async fn wishes_take(&self, claim: &Claim) -> Result<Wishes, StoreError> {

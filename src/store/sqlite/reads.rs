@@ -50,7 +50,8 @@ macro_rules! select_view {
            (SELECT b.body FROM bindings b WHERE b.tenant_id = r.tenant_id AND b.run_uid = r.uid \
               AND b.revision = r.binding_revision) AS binding, \
            (SELECT json_group_array(json_array(c.body, c.input, c.blobs)) FROM (SELECT body, input, blobs FROM calls \
-              WHERE tenant_id = r.tenant_id AND run_uid = r.uid AND undecided_since IS NOT NULL \
+              WHERE tenant_id = r.tenant_id AND run_uid = r.uid \
+              AND (undecided_since IS NOT NULL OR worker_tool = '') \
               ORDER BY turn, pos) AS c) AS undecided \
          FROM runs r WHERE r.tenant_id = ?1 "
     };
@@ -147,6 +148,7 @@ fn view_text(row: &SqliteRow) -> Result<ViewText, StoreError> {
         binding_revision: codec::count("binding revision", row.try_get("binding_revision")?)?,
         mcp: binding.mcp,
         undecided: Vec::new(),
+        client_calls: Vec::new(),
         owned: row.try_get("owned")?,
     };
     Ok(ViewText { view, calls: calls.collect::<Result<_, _>>()?, bytes })

@@ -254,6 +254,7 @@ async fn head_delete(tx: &mut Tx, run: Run<'_>) -> Result<(), StoreError> {
         "DELETE FROM run_secrets WHERE tenant_id = ?1 AND run_uid = ?2",
         "DELETE FROM decisions WHERE tenant_id = ?1 AND run_uid = ?2",
         "DELETE FROM inputs WHERE tenant_id = ?1 AND run_uid = ?2",
+        "DELETE FROM fetched WHERE tenant_id = ?1 AND run_uid = ?2",
         "DELETE FROM votes WHERE tenant_id = ?1 AND run_uid = ?2",
         "DELETE FROM approvals WHERE tenant_id = ?1 AND run_uid = ?2",
         "DELETE FROM runs WHERE tenant_id = ?1 AND uid = ?2",

@@ -280,8 +280,14 @@ pub(super) async fn cancel_request(
     actor: &Actor,
 ) -> Result<bool, StoreError> {
     let asked = sqlx::query(
-        "UPDATE runs SET cancel_requested_by = COALESCE(cancel_requested_by, ?3), attention = true \
-         WHERE tenant_id = ?1 AND uid = ?2 AND owner IS NOT NULL",
+        concat!(
+            "UPDATE runs SET cancel_requested_by = COALESCE(cancel_requested_by, ?3), attention = true, \
+               due_at = CASE WHEN owner IS NULL THEN ",
+            now_ms!(),
+            " ELSE due_at END WHERE tenant_id = ?1 AND uid = ?2 AND (owner IS NOT NULL OR (finished_at IS NULL AND EXISTS ( \
+           SELECT 1 FROM calls c WHERE c.tenant_id = ?1 AND c.run_uid = ?2 AND c.lease IS NOT NULL \
+             AND c.queued_at IS NULL)))"
+        ),
     )
     .bind(tenant.as_str())
     .bind(uid.0)

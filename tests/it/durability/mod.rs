@@ -16,6 +16,7 @@ mod site;
 mod soak;
 mod takeover;
 mod tasks;
+mod workers;
 mod writes;
 
 use std::sync::Arc;

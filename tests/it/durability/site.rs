@@ -22,6 +22,8 @@ pub(super) struct Site {
     database: Arc<Database>,
     node: Product,
     standby: Option<Product>,
+    /// What all nodes are started with.
+    options: Options,
     /// Since when somebody is up again after the death: at once where a node stood by.
     back: Option<Instant>,
     /// The model turns that were committed when the node died.
@@ -33,25 +35,36 @@ pub(super) struct Site {
 impl Site {
     /// A node with the failpoints armed, and perhaps one beside it that is up already.
     pub(super) async fn start(database: Arc<Database>, log: &Path, kill: Option<&str>, with_standby: bool) -> Self {
-        let mut options = Options::default().with("COUNTERSIGN_FAILPOINT_LOG", log.display().to_string());
+        Self::start_as(database, Options::default(), log, kill, with_standby).await
+    }
+
+    /// The same with nodes of these options.
+    pub(super) async fn start_as(
+        database: Arc<Database>,
+        options: Options,
+        log: &Path,
+        kill: Option<&str>,
+        with_standby: bool,
+    ) -> Self {
+        let mut armed = options.clone().with("COUNTERSIGN_FAILPOINT_LOG", log.display().to_string());
         if let Some(point) = kill {
-            options = options.with("COUNTERSIGN_FAILPOINT_KILL", point);
+            armed = armed.with("COUNTERSIGN_FAILPOINT_KILL", point);
         }
         let mut standby = None;
         if with_standby {
-            standby = Some(Product::start(&database).await);
+            standby = Some(Product::start_as(&database.url, &options).await);
         }
-        let (node, back) = match Product::try_start(&database.url, &options).await {
+        let (node, back) = match Product::try_start(&database.url, &armed).await {
             Ok(node) => (node, None),
             Err(_died) => {
                 let next = match standby.take() {
                     Some(standby) => standby,
-                    None => Product::start(&database).await,
+                    None => Product::start_as(&database.url, &options).await,
                 };
                 (next, Some(Instant::now()))
             }
         };
-        Self { database, node, standby, back, turns_at_death: back.map(|_| 0), word_after: None }
+        Self { database, node, standby, options, back, turns_at_death: back.map(|_| 0), word_after: None }
     }
 
     /// Whether the node died.
@@ -103,7 +116,7 @@ impl Site {
         self.turns_at_death = Some(self.database.turns().await);
         self.node = match self.standby.take() {
             Some(standby) => standby,
-            None => Product::start(&self.database).await,
+            None => Product::start_as(&self.database.url, &self.options).await,
         };
         self.back = Some(Instant::now());
     }
@@ -113,6 +126,11 @@ impl Site {
         let (status, run) = self.ask(Method::POST, "/v1/runs", Some(body), Some("the-key")).await;
         assert_eq!(status, 201, "{run}");
         run["id"].as_str().unwrap().to_owned()
+    }
+
+    /// The answer to a request that may be repeated.
+    pub(super) async fn post(&mut self, path: &str, body: &Value) -> (u16, Value) {
+        self.ask(Method::POST, path, Some(body), None).await
     }
 
     pub(super) async fn get(&mut self, path: &str) -> Value {

@@ -117,6 +117,8 @@ impl Node {
             actor: Actor::parse("alice").unwrap(),
             scope: "admin".to_owned(),
             ttl_s: 3600,
+            workload_identity: None,
+            image_digest: None,
         };
         mint(&self.auth, &grant, self.clock.now()).unwrap()
     }

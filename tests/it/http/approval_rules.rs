@@ -1,16 +1,24 @@
-//! What rules make of an approval: quorum, deadlines, who may vote. The rules are written into the stored run here.
+//! What rules make of an approval: quorum, deadlines, who may vote. Each comes as a user gives it: with a run, an
+//! agent, or a registered server.
 
+use axum::body::Body;
+use countersign::clock::{Clock as _, SystemClock};
+use countersign::run::time::Timestamp;
+use http::Method;
 use serde_json::{Value, json};
 
 use super::approvals::{boss, decide, rested};
-use super::harness::Server;
+use super::harness::{Answer, Server, request};
 use super::inputs::{events, told, until};
-use crate::support::database::{Database, both_stores};
+use crate::support::database::{Database, both_stores, eventually};
 use crate::support::fake_mcp::{FakeMcp, Reply, Step};
+use crate::support::product::Product;
 use crate::support::world::run_on;
 
 both_stores! {
     b228_a_quorum_counts_actors,
+    b228_b233_the_rules_of_an_agent_and_of_its_server_ask_for_one_quorum,
+    where_the_operator_asks_for_tokens_no_vote_that_approves_counts_without_one,
     b231_field_a086_a_deadline_that_is_over_denies_and_a_late_vote_is_told,
     b231_a_deadline_approves_or_asks_the_next_where_the_rule_says_so,
     b231_a_deadline_counts_while_no_node_is_up,
@@ -21,64 +29,86 @@ both_stores! {
 struct Site {
     server: Server,
     fake: FakeMcp,
-    postgres: bool,
 }
 
-/// A run with one charge that waits for an approval.
-async fn asked(database: Database) -> Site {
-    let postgres = database.url.starts_with("postgres");
+/// A policy that asks before every charge, decided like this.
+fn asks(approval: Value) -> Value {
+    json!([{ "name": "review", "scope": "tool:charge", "action": "require_approval", "approval": approval }])
+}
+
+/// A run with one charge that waits for an approval by this rule.
+async fn asked(database: Database, approval: Value) -> Site {
     let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
-    let mcp = json!([{ "url": fake.url(), "require_approval": true }]);
-    let run = server.settled(&run_on("r", &[("charge", json!({ "amount": 5 }))], mcp)).await;
+    let mut body = run_on("r", &[("charge", json!({ "amount": 5 }))], json!([{ "url": fake.url() }]));
+    body["policies"] = asks(approval);
+    let run = server.settled(&body).await;
     assert_eq!(run["reason"], "approval-required", "{run:#}");
-    Site { server, fake, postgres }
+    Site { server, fake }
 }
 
 impl Site {
-    /// Writes another rule into the stored run.
-    async fn rule(&self, from: &str, to: &str) {
-        let sql = if self.postgres {
-            format!("UPDATE runs SET state = replace(state::text, '{from}', '{to}')::json")
-        } else {
-            format!("UPDATE runs SET state = replace(state, '{from}', '{to}')")
-        };
-        self.server.execute(&sql).await;
-    }
-
-    /// The time of what waits is over.
-    async fn time_passes(&self) {
-        self.server.execute("UPDATE approvals SET expires_at = 1 WHERE status = 'pending'").await;
-    }
-
     async fn approvals(&self) -> Vec<Value> {
         let list = self.server.get("/v1/runs/r/approvals", &self.server.alice()).await.json();
         list["data"].as_array().unwrap().clone()
     }
+
+    async fn vote(&self, actor: &str, decision: &str) -> Answer {
+        decide(&self.server, actor, "call_1", json!({ "decision": decision })).await
+    }
 }
 
 async fn b228_a_quorum_counts_actors(database: Database) {
-    let site = asked(database).await;
-    site.rule("\"required\":1", "\"required\":2").await;
-    site.rule("\"exclude_starter\":false", "\"exclude_starter\":true").await;
-    let approve = json!({ "decision": "approve" });
-    decide(&site.server, "alice", "call_1", approve.clone()).await.problem(403, "not-an-approver");
-    let first = decide(&site.server, "bob", "call_1", approve.clone()).await.json();
+    let site = asked(database, json!({ "required": 2, "exclude_starter": true })).await;
+    site.vote("alice", "approve").await.problem(403, "not-an-approver");
+    let first = site.vote("bob", "approve").await.json();
     assert_eq!((&first["status"], first["votes"].as_array().unwrap().len()), (&json!("pending"), 1), "{first:#}");
-    let problem = decide(&site.server, "bob", "call_1", approve.clone()).await.problem(409, "already-voted");
+    let problem = site.vote("bob", "approve").await.problem(409, "already-voted");
     assert_eq!(problem["links"][0]["rel"], "approvals");
     let run = site.server.get("/v1/runs/r", &site.server.alice()).await.json();
     assert_eq!((&run["status"], site.fake.count("tools/call")), (&json!("suspended"), 0));
-    assert_eq!(run["pending"]["approvals"][0]["votes"].as_array().unwrap().len(), 1, "still 1 of 2");
-    assert_eq!(decide(&site.server, "carol", "call_1", approve).await.json()["status"], "approved");
+    let open = &run["pending"]["approvals"][0];
+    assert_eq!((open["votes"].as_array().unwrap().len(), &open["required"]), (1, &json!(2)), "still 1 of 2");
+    assert_eq!(site.vote("carol", "approve").await.json()["status"], "approved");
     assert_eq!(rested(&site.server).await["status"], "completed");
     assert_eq!(site.fake.count("tools/call"), 1);
 }
 
+/// The rules of an agent and of the server that it names ask together: the highest quorum, and voters that each admits.
+async fn b228_b233_the_rules_of_an_agent_and_of_its_server_ask_for_one_quorum(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let root = server.token("acme", "root", "admin");
+    let put = async |path: &str, body: Value| {
+        let request = request(Method::PUT, path, &root, &[], Body::from(body.to_string()));
+        let answer = server.send(request).await;
+        assert_eq!(answer.status, 201, "{:?}", answer.body);
+    };
+    let of_server = asks(json!({ "required": 2, "approvers": { "scopes": ["treasury"] } }));
+    put("/v1/mcp-servers/till", json!({ "url": fake.url(), "policies": of_server })).await;
+    let mut manifest = run_on("r", &[("charge", json!({ "amount": 5 }))], json!([{ "server": "till" }]));
+    manifest["policies"] = asks(json!({ "exclude_starter": true }));
+    for beside in ["id", "input"] {
+        manifest.as_object_mut().unwrap().remove(beside);
+    }
+    put("/v1/agents/billing/charger/versions/1.0.0", manifest).await;
+    let run = server.settled(&json!({ "id": "r", "agent": "billing/charger@1.0.0", "input": "Go." })).await;
+    assert_eq!((&run["reason"], &run["pending"]["approvals"][0]["required"]), (&json!("approval-required"), &json!(2)));
+    let vote = async |actor: &str, scope: &str| {
+        let token = server.token("acme", actor, scope);
+        server.post("/v1/runs/r/approvals/call_1", &token, &json!({ "decision": "approve" })).await
+    };
+    let treasurer = "runs:read approvals:decide treasury";
+    vote("bob", "runs:read approvals:decide").await.problem(403, "not-an-approver");
+    vote("alice", treasurer).await.problem(403, "not-an-approver");
+    assert_eq!(vote("carol", treasurer).await.json()["status"], "pending");
+    assert_eq!(vote("dave", treasurer).await.json()["status"], "approved");
+    assert_eq!((&rested(&server).await["status"], fake.count("tools/call")), (&json!("completed"), 1));
+}
+
 async fn b231_field_a086_a_deadline_that_is_over_denies_and_a_late_vote_is_told(database: Database) {
-    let site = asked(database).await;
-    site.time_passes().await;
-    let problem =
-        decide(&site.server, "bob", "call_1", json!({ "decision": "approve" })).await.problem(409, "already-decided");
+    let site = asked(database, json!({ "timeout_s": 1 })).await;
+    // The vote itself applies a deadline that no node has applied yet.
+    passes(&site.approvals().await[0]).await;
+    let problem = site.vote("bob", "approve").await.problem(409, "already-decided");
     assert_eq!(
         (&problem["approval"]["status"], &problem["approval"]["votes"][0]["actor"]),
         (&json!("denied"), &json!("system:timeout"))
@@ -94,37 +124,98 @@ async fn b231_field_a086_a_deadline_that_is_over_denies_and_a_late_vote_is_told(
     );
 }
 
+/// Waits until the approval's time is over.
+async fn passes(approval: &Value) {
+    let over: Timestamp = serde_json::from_value(approval["expires_at"].clone()).unwrap();
+    eventually("the time is over", async || SystemClock.now() > over).await;
+}
+
 async fn b231_a_deadline_approves_or_asks_the_next_where_the_rule_says_so(database: Database) {
-    let site = asked(database).await;
-    let next = "\"on_timeout\":\"escalate\",\"escalate_to\":{\"approvers\":{\"subjects\":[\"carol\"]}}";
-    site.rule("\"on_timeout\":\"deny\"", next).await;
-    site.time_passes().await;
-    // Nobody asks: a node that looks for deadlines finds it.
-    let run = until(&site.server, "r", |run| {
-        run["pending"]["approvals"][0]["votes"] == json!([]) && run["revision"].as_i64() > Some(2)
-    })
-    .await;
-    super::approvals::soon(|| async { site.approvals().await.len() == 2 }).await;
-    let stood: Vec<_> = site.approvals().await.iter().map(|asked| asked["status"].clone()).collect();
-    assert!(stood.contains(&json!("escalated")) && stood.contains(&json!("pending")), "{stood:?} {run:#}");
-    let approve = json!({ "decision": "approve" });
-    decide(&site.server, "bob", "call_1", approve.clone()).await.problem(403, "not-an-approver");
-    site.rule("\"on_timeout\":\"deny\"", "\"on_timeout\":\"approve\"").await;
-    site.time_passes().await;
+    let next = json!({ "approvers": { "subjects": ["carol"] }, "timeout_s": 1 });
+    let rule = json!({ "timeout_s": 1, "on_timeout": "escalate", "escalate_to": next });
+    let site = asked(database, rule).await;
+    let first = site.approvals().await[0]["id"].clone();
+    // Nobody asks: a node that looks for deadlines finds it. The others have a second: their vote may come too late.
+    eventually("the next are asked", async || site.approvals().await.len() == 2).await;
+    let stood = site.approvals().await;
+    assert_eq!((&stood[1]["id"], &stood[1]["status"]), (&first, &json!("escalated")), "{stood:?}");
+    assert_eq!(stood[0]["tool"], "charge");
     let run = until(&site.server, "r", |run| run["status"] == "completed").await;
-    assert_eq!(site.fake.count("tools/call"), 1, "{run:#}");
-    decide(&site.server, "carol", "call_1", approve).await.problem(409, "already-decided");
+    assert_eq!(site.fake.count("tools/call"), 0, "the next did not decide in time either: {run:#}");
+    assert_eq!(site.approvals().await[0]["votes"][0]["actor"], "system:timeout");
+
+    // The next have all the time that they need.
+    let body = |id: &str, approval: Value| {
+        let mut body = run_on(id, &[("charge", json!({ "amount": 5 }))], json!([{ "url": site.fake.url() }]));
+        body["policies"] = asks(approval);
+        body
+    };
+    let next = json!({ "approvers": { "subjects": ["carol"] } });
+    let rule = json!({ "timeout_s": 1, "on_timeout": "escalate", "escalate_to": next });
+    site.server.settled(&body("next", rule)).await;
+    let path = "/v1/runs/next/approvals/call_1";
+    let is_next = |run: &Value| run["pending"]["approvals"][0].get("expires_at").is_none();
+    until(&site.server, "next", is_next).await;
+    let approve = json!({ "decision": "approve" });
+    site.server.post(path, &boss(&site.server, "bob"), &approve).await.problem(403, "not-an-approver");
+    assert_eq!(site.server.post(path, &boss(&site.server, "carol"), &approve).await.json()["status"], "approved");
+    until(&site.server, "next", |run| run["status"] == "completed").await;
+    assert_eq!(site.fake.count("tools/call"), 1);
+
+    // Silence may also mean yes.
+    site.server.settled(&body("silence", json!({ "timeout_s": 1, "on_timeout": "approve" }))).await;
+    let run = until(&site.server, "silence", |run| run["status"] == "completed").await;
+    assert_eq!(site.fake.count("tools/call"), 2, "{run:#}");
+    let late = site.server.post("/v1/runs/silence/approvals/call_1", &boss(&site.server, "carol"), &approve).await;
+    late.problem(409, "already-decided");
 }
 
 async fn b231_a_deadline_counts_while_no_node_is_up(database: Database) {
-    let other = database.clone();
-    let Site { server, fake, .. } = asked(database).await;
-    // This one looks for deadlines no more.
-    server.app.stopping.cancel();
-    other.execute("UPDATE approvals SET expires_at = 1 WHERE status = 'pending'").await;
-    let server = server.restart().await;
+    let site = asked(database, json!({ "timeout_s": 1 })).await;
+    let asked = site.approvals().await[0].clone();
+    let Site { server, fake } = site;
+    let down = server.stop().await;
+    passes(&asked).await;
+    let server = down.start().await;
     let run = until(&server, "r", |run| run["status"] == "completed").await;
     assert_eq!(fake.count("tools/call"), 0, "{run:#}");
+    let approval =
+        server.get(&format!("/v1/approvals/{}", asked["id"].as_str().unwrap()), &server.alice()).await.json();
+    assert_eq!((&approval["status"], &approval["votes"][0]["actor"]), (&json!("denied"), &json!("system:timeout")));
+}
+
+/// The real program with the operator's setting: whoever approves shows that they have seen what they approve.
+async fn where_the_operator_asks_for_tokens_no_vote_that_approves_counts_without_one(database: Database) {
+    let fake = FakeMcp::start().await;
+    let product = Product::start_with(&database.url, &[("COUNTERSIGN_APPROVALS_REQUIRE_TOKEN", "true")]).await;
+    let mut body = run_on(
+        "r",
+        &[("charge", json!({ "amount": 5 })), ("charge", json!({ "amount": 6 }))],
+        json!([{ "url": fake.url() }]),
+    );
+    body["policies"] = asks(json!({}));
+    product.post("/v1/runs", &body, 201).await;
+    let run = product.rested("r").await;
+    let open = run["pending"]["approvals"].as_array().unwrap().clone();
+    let path = |at: usize| format!("/v1/approvals/{}/decisions", open[at]["id"].as_str().unwrap());
+    let approve = json!({ "decision": "approve" });
+    let (status, problem) = product.vote_as("bob", &path(0), &approve).await;
+    assert_eq!((status, &problem["errors"][0]["pointer"]), (422, &json!("/token")), "{problem}");
+    let resume = json!({ "approvals": [{ "call_id": "call_1", "decision": "approve" }] });
+    let problem = product.post("/v1/runs/r/resume", &resume, 422).await;
+    assert_eq!(problem["errors"][0]["pointer"], "/approvals/0/token", "{problem}");
+    let (status, problem) =
+        product.vote_as("bob", &path(0), &json!({ "decision": "approve", "token": open[1]["token"] })).await;
+    assert_eq!((status, &problem["code"]), (403, &json!("approval-token-refused")), "{problem}");
+    assert_eq!(product.get("/v1/runs/r").await["revision"], run["revision"], "nothing counted");
+    let (status, answer) =
+        product.vote_as("bob", &path(0), &json!({ "decision": "approve", "token": open[0]["token"] })).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("approved")), "{answer}");
+    // To deny needs no proof.
+    let (status, answer) = product.vote_as("bob", &path(1), &json!({ "decision": "deny" })).await;
+    assert_eq!((status, &answer["status"]), (200, &json!("denied")), "{answer}");
+    let run = product.rested("r").await;
+    assert_eq!((&run["status"], fake.count("tools/call")), (&json!("completed"), 1), "{run}");
 }
 
 const SAMPLE: &str = "sampling/createMessage";

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-use super::harness::{Answer, SOON, Server};
+use super::harness::{Answer, Server};
 use super::inputs::until;
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
@@ -401,13 +400,4 @@ async fn a_registered_server_and_a_run_add_up_what_they_want_approved(database: 
     assert_eq!(run["pending"]["approvals"].as_array().unwrap().len(), 2, "{run:#}");
     let run = server.settled(&run_on("s", &calls, json!([{ "server": "shop", "require_approval": false }]))).await;
     assert_eq!(run["pending"]["approvals"].as_array().unwrap().len(), 1, "nothing is relaxed: {run:#}");
-}
-
-/// A condition within the time.
-pub(super) async fn soon<F: Future<Output = bool>>(holds: impl Fn() -> F) {
-    let deadline = Instant::now() + SOON;
-    while !holds().await {
-        assert!(Instant::now() < deadline, "it does not come");
-        tokio::task::yield_now().await;
-    }
 }

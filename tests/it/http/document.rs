@@ -105,6 +105,10 @@ fn body_of(operation: &Operation) -> Body {
         ),
         "deployment_create" => Body::from(r#"{"version":"1.0.0"}"#),
         "secret_put" => Body::from(r#"{"value":"hunter2!","hosts":["a.example"]}"#),
+        "results_give" => Body::from(r#"{"results":[{"call_id":"call_1","output":1}]}"#),
+        "calls_claim" => Body::from(r#"{"tools":[{"tool":"a","version":"1"}],"wait_ms":0}"#),
+        "lease_beat" | "call_reject" => Body::from(r#"{"lease":"x"}"#),
+        "call_settle" => Body::from(r#"{"lease":"x","output":1}"#),
         _ => Body::from("{}"),
     }
 }

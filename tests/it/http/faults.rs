@@ -37,7 +37,7 @@ fn wrong_fields() -> Vec<(&'static str, Value, &'static str)> {
             json!([{ "role": "user", "content": [{ "type": "text", "text": "x", "extra": 1 }] }]),
             "/input/0/content/0/extra",
         ),
-        ("tools", json!([{}]), "/tools"),
+        ("tools", json!([{ "name": "a", "executor": { "type": "robot" } }]), "/tools/0/executor"),
         ("policies", json!([{ "name": "a" }]), "/policies/0/action"),
         ("output_schema", json!({ "type": "nonsense" }), "/output_schema"),
         ("continue_from", json!("x"), "/continue_from"),
@@ -74,7 +74,7 @@ fn wrong_models_and_limits() -> Vec<(&'static str, Value, &'static str)> {
         ("limits", json!({ "max_cost_usd": 1 }), "/limits/max_cost_usd"),
         ("limits", json!({ "max_parallel_tool_calls": 101 }), "/limits/max_parallel_tool_calls"),
         ("limits", json!({ "max_turn": 1 }), "/limits/max_turn"),
-        ("limits", json!({ "on_limit": "escalate" }), "/limits/on_limit"),
+        ("limits", json!({ "on_limit": "ask" }), "/limits/on_limit"),
     ]
 }
 

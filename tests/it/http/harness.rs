@@ -91,11 +91,16 @@ impl Server {
     }
 
     /// Stops the server and starts another on the same database.
-    pub(super) async fn restart(self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        self.stop().await.start().await
+    }
+
+    /// Stops the server; nobody serves its database until it is started again.
+    pub(crate) async fn stop(self) -> Stopped {
         let Self { app, router, data, database, .. } = self;
         drop(router);
         app.stop().await;
-        Self::start_in(data, database, |app| Arc::clone(&app.hub)).await
+        Stopped { data, database }
     }
 
     /// Every row of the database that it was started on.
@@ -160,6 +165,8 @@ impl Server {
             actor: Actor::parse(actor).unwrap(),
             scope: scope.to_owned(),
             ttl_s,
+            workload_identity: None,
+            image_digest: None,
         };
         mint(&self.auth, &grant, SystemClock.now()).unwrap()
     }
@@ -193,6 +200,18 @@ impl Server {
         let answer = self.post_with("/v1/runs", &self.alice(), &[("prefer", "wait=20")], body).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
         answer.json()
+    }
+}
+
+/// A server that was stopped, with what it leaves behind.
+pub(crate) struct Stopped {
+    data: tempfile::TempDir,
+    database: Option<Database>,
+}
+
+impl Stopped {
+    pub(crate) async fn start(self) -> Server {
+        Server::start_in(self.data, self.database, |app| Arc::clone(&app.hub)).await
     }
 }
 

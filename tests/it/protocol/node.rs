@@ -55,8 +55,8 @@ impl Protocol {
             // There is always room in this world: the limit is another matter.
             Step::AwaitRoom => self.decide(world, node, Fact::RoomCame),
             // An owner lets go of a run with the commit that brings it to rest: it never finds one at rest. No server of
-            // this world announces anything.
-            Step::Rest | Step::Cancel | Step::RefreshCatalog => {
+            // this world announces anything, and no limit is reached.
+            Step::Rest | Step::Cancel | Step::RefreshCatalog | Step::JudgeLimit => {
                 world.note(Fault::Refused);
                 world.let_go(node);
             }

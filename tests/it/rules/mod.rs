@@ -1,6 +1,7 @@
 //! Rules for calls, and the agents that carry them.
 
 mod agents;
+mod limits;
 mod policies;
 
 use axum::body::Body;

@@ -135,6 +135,7 @@ impl Server {
             tracker: tracker.clone(),
         };
         let settings = ExecutorSettings {
+            worker_grace: Duration::from_secs(1),
             lease: Duration::from_secs(15),
             max_running: 10,
             tenant_max_running: 10,
@@ -148,6 +149,12 @@ impl Server {
         let claims = executor.clone();
         tracker.spawn(ended.clone().run_until_cancelled_owned(async move { claims.claim().await }));
         let commands = Commands {
+            workers: countersign::commands::WorkerSettings {
+                lease: Duration::from_secs(30),
+                queue_wait: Duration::from_mins(1),
+                queue_max: 100,
+                permits: countersign::commands::Permits::default(),
+            },
             store: Arc::clone(&store),
             hub,
             dispatch,

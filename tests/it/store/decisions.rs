@@ -67,6 +67,7 @@ async fn left_for_the_owner(database: Database) {
         cancel_requested_by: None,
         decisions: vec![(at(2), decided(0)), (at(2), decided(1))],
         answers: vec![],
+        fetched: vec![],
         votes: vec![],
     };
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted);
@@ -94,6 +95,7 @@ async fn left_for_the_owner(database: Database) {
         decisions: vec![(at(9), decided(1))],
         answers: vec![],
         votes: vec![],
+        fetched: vec![],
     };
     assert_eq!(store.wishes_take(&claim).await.unwrap(), wanted);
     let rows = store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap();

@@ -55,6 +55,7 @@ impl Draft {
             tool_calls: 0,
             usage: Usage::default(),
             progressed: false,
+            reached: None,
             repaired: false,
             model_failures: 0,
             asks: Asks::default(),
@@ -179,6 +180,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         input: json!({"amount": 5}),
         target: Some(CallTarget {
             backend: Backend::Mcp,
+            version: None,
             entry: 0,
             server: "shop".to_owned(),
             server_tool: "charge".to_owned(),
@@ -189,6 +191,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         turned_away: 0,
         asked: None,
         task: None,
+        handing: countersign::run::call::Handing::default(),
         judged: countersign::run::policy::Judged::default(),
         decided_by: None,
         stage,

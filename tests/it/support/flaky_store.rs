@@ -10,7 +10,8 @@ use countersign::run::binding::Binding;
 use countersign::run::call::Call;
 use countersign::run::commit::Commit;
 use countersign::run::fact::{InputAnswer, LeftVote, Reconciliation};
-use countersign::run::ids::{Actor, CallId, Fence, NodeId, RunId, RunUid, TenantId};
+use countersign::run::fetched::Fetched;
+use countersign::run::ids::{Actor, CallId, CallKey, Fence, NodeId, RunId, RunUid, TenantId};
 use countersign::run::message::Message;
 use countersign::run::time::Timestamp;
 use countersign::store::agents::{Agent, AgentStore, AgentVersion, Deployed, Deployment, Published, Target};
@@ -26,6 +27,7 @@ use countersign::store::{
     ReceiptFilter, ReceiptPlace, RegistryStore, RetentionStore, RunCursor, RunFilter, RunStore, RunView, SealedSecret,
     Store, StoreError, StoredEvent, Wishes,
 };
+use countersign::store::{Asked, Behind, Extended, LeftFact, Reserved, WorkerStore};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -510,6 +512,59 @@ impl RegistryStore for FlakyStore {
 
     async fn sealed_replace(&self, old: &SealedRow, key_id: &str, sealed: &[u8]) -> Result<bool, StoreError> {
         self.write("sealed_replace", self.store.sealed_replace(old, key_id, sealed)).await
+    }
+}
+
+#[async_trait]
+impl WorkerStore for FlakyStore {
+    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
+        self.store.tools_seen(tenant, asked).await
+    }
+
+    async fn call_reserve(
+        &self,
+        tenant: &TenantId,
+        by: (&str, &str),
+        asked: &[Asked],
+        most: u32,
+        lease_ms: i64,
+    ) -> Result<Vec<Reserved>, StoreError> {
+        self.write("call_reserve", self.store.call_reserve(tenant, by, asked, most, lease_ms)).await
+    }
+
+    async fn reservation_drop(
+        &self,
+        tenant: &TenantId,
+        call: (RunUid, CallKey),
+        lease: &str,
+    ) -> Result<(), StoreError> {
+        self.write("reservation_drop", self.store.reservation_drop(tenant, call, lease)).await
+    }
+
+    async fn lease_extend(
+        &self,
+        tenant: &TenantId,
+        call: (RunUid, CallKey),
+        lease: &str,
+        lease_ms: i64,
+    ) -> Result<Option<Extended>, StoreError> {
+        self.write("lease_extend", self.store.lease_extend(tenant, call, lease, lease_ms)).await
+    }
+
+    async fn call_fetch(&self, tenant: &TenantId, call: (RunUid, CallKey)) -> Result<Option<Call>, StoreError> {
+        self.store.call_fetch(tenant, call).await
+    }
+
+    async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError> {
+        self.write("fact_leave", self.store.fact_leave(tenant, uid, fact)).await
+    }
+
+    async fn fact_withdraw(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<(), StoreError> {
+        self.write("fact_withdraw", self.store.fact_withdraw(tenant, uid, fact)).await
+    }
+
+    async fn behind_list(&self, behind: Behind) -> Result<Vec<(TenantId, RunUid, Fetched)>, StoreError> {
+        self.store.behind_list(behind).await
     }
 }
 

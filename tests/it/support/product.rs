@@ -274,6 +274,8 @@ fn token_of(tenant: &str, actor: &str, scope: &str) -> String {
         actor: Actor::parse(actor).unwrap(),
         scope: scope.to_owned(),
         ttl_s: 3600,
+        workload_identity: None,
+        image_digest: None,
     };
     mint(&settings, &grant, SystemClock.now()).unwrap()
 }

@@ -208,7 +208,7 @@ fn b235_a_denial_may_end_the_run_and_closes_what_else_was_asked() {
 fn with_local(mut run: Envelope) -> Envelope {
     let local = BoundTool {
         name: "pay".to_owned(),
-        source: ToolSource::Local { backend: Backend::Worker },
+        source: ToolSource::Local { backend: Backend::Worker, tool: "x".to_owned(), version: None },
         class: SideEffectClass::NonIdempotentWrite,
         needs_approval: true,
         ..run.binding.tools[0].clone()

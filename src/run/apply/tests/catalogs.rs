@@ -60,7 +60,7 @@ fn held_at(backends: &[Backend]) -> Envelope {
 fn local(name: &str) -> BoundTool {
     BoundTool {
         name: name.to_owned(),
-        source: ToolSource::Local { backend: Backend::Worker },
+        source: ToolSource::Local { backend: Backend::Worker, tool: "charge".into(), version: None },
         description: None,
         input_schema: json!({"type": "object"}),
         output_schema: None,
@@ -264,7 +264,8 @@ fn b077_b079_b080_a_change_is_not_accepted_while_a_servers_call_is_open_sent_or_
     let mut run = Envelope { room: 2, ..reloaded(&run) };
     did(&mut run, Fact::LegBegan);
     let fact = same_catalog(&run);
-    assert_eq!(did(&mut run, fact).sends.len(), 2);
+    let commit = did(&mut run, fact);
+    assert_eq!((commit.sends.len(), commit.offers()), (1, true), "the server's leaves, the local one is on offer");
 }
 
 #[test]

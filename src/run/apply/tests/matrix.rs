@@ -41,11 +41,29 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let asking = after(out.clone(), vec![input, sample_asked(0, 10)]);
     let waiting = after(out, vec![required(0, vec![("a", form())])]);
     let answered = after(waiting.clone(), vec![answer("input_1")]);
+    let local = local_run(false);
+    let offered = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "work"), ("call_2", "work")]))]);
+    let with_worker = after(offered.clone(), vec![claimed(0, "l")]);
+    let with_client = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "pick")]))]);
+    let mixed = local_run(true);
+    let mixed = after(mixed.clone(), vec![ended(&mixed, turn("", &[("call_1", "work"), ("call_2", "charge")]))]);
+    let mixed = after(mixed, vec![claimed(0, "l")]);
     let mut gated = asked.clone();
     need_approval(&mut gated, &["charge"]);
     let gated = after(gated.clone(), vec![ended(&gated, turn("", &[("call_1", "charge")]))]);
     let approved = after(gated.clone(), vec![vote_on(&gated, 0, "bob", Verdict::Approve, None)]);
+    let (mut limited, _) = new_run(json!({"max_tool_calls": 0, "on_limit": "escalate"}), true);
+    let escalated = after(limited.clone(), vec![ended(&limited, turn("", &[("call_1", "charge")]))]);
+    let raised = after(escalated.clone(), vec![vote_on(&escalated, 0, "bob", Verdict::Approve, None)]);
+    let rule = json!({"name": "limit", "trigger": "limit:reached", "action": "require_approval"});
+    limited.spec.policies = vec![serde_json::from_value(rule).unwrap()];
+    let reached = after(limited.clone(), vec![ended(&limited, turn("", &[("call_1", "charge")]))]);
     vec![
+        ("on offer", offered),
+        ("with a worker", with_worker),
+        ("with the client", with_client),
+        ("with a worker and a server", mixed.clone()),
+        ("crashed while with a worker and a server", reloaded(&mixed)),
         ("queued", new_run(json!({}), false).0),
         ("asking", asked.clone()),
         ("announced", Envelope { announced: true, ..asked.clone() }),
@@ -67,6 +85,9 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("input given", reloaded(&answered)),
         ("approval asked", gated),
         ("approved", reloaded(&approved)),
+        ("limit reached", reached),
+        ("limit escalated", escalated),
+        ("limit raised", reloaded(&raised)),
         ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
         ("cancelled", after(calling, vec![Fact::Cancelled])),
     ]
@@ -110,9 +131,16 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("input closed", Fact::InputClosed { input_id: "input_1".to_owned(), reason: "expired" }),
         ("sample asked", sample_asked(0, 10)),
         ("sample made", made(1)),
+        ("claimed", claimed(0, "l")),
+        ("worked", worked(0, "l")),
+        ("put back", put_back(0, "l")),
+        ("lapsed", lapsed(0, "l")),
+        ("not taken", not_taken(0)),
+        ("given", given(0)),
         ("voted, approve", vote(Verdict::Approve)),
         ("voted, deny", vote(Verdict::Deny)),
         ("approval expired", Fact::ApprovalExpired { approval: open }),
+        ("limit judged", Fact::LimitJudged { said: None }),
         ("cancelled", Fact::Cancelled),
     ]
 }

@@ -4,6 +4,8 @@ mod approvals;
 mod asks;
 mod catalogs;
 mod ends;
+mod fetched;
+mod limits;
 mod matrix;
 mod properties;
 mod reconcile;

@@ -7,16 +7,20 @@ use serde_json::json;
 
 use super::world::*;
 use crate::run::apply;
-use crate::run::approval::{ApprovalStatus, Subject, Verdict};
+use crate::run::approval::{ApprovalRule, ApprovalStatus, Requirement, Subject, Verdict};
 use crate::run::ask::Ask;
-use crate::run::call::{Call, Stage};
-use crate::run::commit::Commit;
+use crate::run::call::{Backend, Call, Lease, Stage};
+use crate::run::commit::{Commit, Next};
 use crate::run::envelope::Envelope;
 use crate::run::fact::{Fact, Resolution, Ruling, SampleEnd};
+use crate::run::fetched::FetchedWhat;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::{Content, Role};
+use crate::run::outcome::Answer;
+use crate::run::policy::{Policy, Trouble};
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
+use crate::run::untaken::Untaken;
 use crate::run::{Step, next};
 
 /// What the world does at one step: a number picks among what is possible there.
@@ -46,16 +50,21 @@ struct World {
     turns_paid: u32,
     events: i64,
     results: u32,
+    /// Who goes on, as it was stored last.
+    next: Next,
     /// Calls that people were asked about, and those that they approved.
     gated: HashSet<(u32, CallId)>,
     approved: HashSet<(u32, CallId)>,
 }
 
 impl World {
-    fn new() -> Self {
-        let (mut run, commit) = new_run(json!({"max_turns": 6, "max_parallel_tool_calls": 2}), true);
+    fn new(is_ruled: bool) -> Self {
+        let limits = json!({"max_turns": 3, "max_tool_calls": 7, "max_parallel_tool_calls": 2, "on_limit": "escalate"});
+        let (mut run, commit) = new_run(limits, true);
         let_ask(&mut run, small());
-        need_approval(&mut run, &["put"]);
+        run.binding = run.binding.with_local(local_tools()).0;
+        run.spec.policies = if is_ruled { vec![limit_rule()] } else { vec![] };
+        need_approval(&mut run, &["put", "pick"]);
         run.spec.on_catalog_change = CatalogPolicy::Accept;
         let mut world = Self {
             stored: run.clone(),
@@ -65,6 +74,7 @@ impl World {
             turns_paid: 0,
             events: 0,
             results: 0,
+            next: commit.next,
             gated: HashSet::new(),
             approved: HashSet::new(),
         };
@@ -86,15 +96,20 @@ impl World {
 
     /// Decide, keep, send; the process may die before the commit is stored, after it, or after the send.
     fn step(&mut self, fact: Fact, dies: u8) {
+        self.is_admitted(fact, dies);
+    }
+
+    /// The same; `false`: the run does not admit the fact.
+    fn is_admitted(&mut self, fact: Fact, dies: u8) -> bool {
         let mut decided = self.memory.clone();
         let asked = matches!(fact, Fact::TurnEnded { .. });
         let Ok(commit) = apply(&mut decided, fact, NOW) else {
             assert_eq!(decided, self.memory, "a refused fact changed the run");
-            return;
+            return false;
         };
         if dies < 12 {
             self.memory = reloaded(&self.stored);
-            return;
+            return true;
         }
         self.check_commit(&commit);
         for approval in &commit.approvals {
@@ -109,9 +124,10 @@ impl World {
         assert_eq!(decided.head.state.turns, self.turns_paid, "a committed turn is never paid for again");
         self.stored = decided.clone();
         self.memory = decided;
+        self.next = commit.next;
         if dies < 24 {
             self.memory = reloaded(&self.stored);
-            return;
+            return true;
         }
         assert!(commit.sends.len() <= self.memory.room, "no call leaves without room");
         assert!(self.memory.executing() <= 2, "the run's own limit holds");
@@ -122,6 +138,7 @@ impl World {
         if dies < 36 {
             self.memory = reloaded(&self.stored);
         }
+        true
     }
 
     fn happens(&mut self, key: CallKey) {
@@ -159,13 +176,19 @@ impl World {
         let (pick, dies) = (usize::from(chance.pick), chance.dies);
         self.memory.room = chance.room;
         self.memory.announced |= chance.announced;
+        if pick % 5 == 2 && self.with_others(pick / 5, dies) {
+            return;
+        }
         match next(&self.memory) {
+            // Nobody takes a run that waits for others only.
+            Step::BeginLeg if self.next == Next::Rest => assert!(self.with_others(pick, dies), "nothing is awaited"),
             Step::BeginLeg => self.step(Fact::LegBegan, dies),
             Step::CheckCatalog if pick % 7 == 0 => {
                 self.step(Fact::CatalogUnreadable { message: "refused".to_owned() }, dies);
             }
             Step::CheckCatalog => self.step(same_catalog(&self.memory), dies),
             Step::RefreshCatalog => self.refresh(pick, dies),
+            Step::JudgeLimit => self.judge(pick, dies),
             Step::AskModel => {
                 self.check_history();
                 let fact = self.model_fact(pick);
@@ -173,7 +196,10 @@ impl World {
             }
             Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
-            Step::AwaitCalls if self.executing().is_empty() => self.sample(pick, dies),
+            Step::AwaitCalls if self.executing().is_empty() && self.waits_for_sample() => self.sample(pick, dies),
+            Step::AwaitCalls if self.executing().is_empty() => {
+                assert!(self.with_others(pick, dies), "nothing is awaited")
+            }
             Step::AwaitCalls if pick % 11 == 3 => self.ask(pick, dies),
             Step::AwaitCalls if pick % 13 == 4 => self.answer(pick, dies),
             Step::AwaitRoom => {
@@ -194,9 +220,9 @@ impl World {
             Step::Rest if self.memory.head.status.is_terminal() => {}
             Step::Rest if pick % 4 == 1 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::Rest if pick % 3 != 2 && !self.memory.head.state.approvals.open.is_empty() => self.vote(pick, dies),
-            Step::Rest if self.memory.undecided().next().is_none() && self.memory.waits_for_person() => {
-                self.answer(pick, dies);
-            }
+            Step::Rest if self.memory.undecided().next().is_some() => self.decide(pick, dies),
+            Step::Rest if self.memory.waits_for_person() => self.answer(pick, dies),
+            Step::Rest if self.with_others(pick, dies) => {}
             Step::Rest => self.decide(pick, dies),
         }
     }
@@ -214,12 +240,30 @@ impl World {
         self.step(fact, dies);
     }
 
+    /// The rules for limits say that people are asked, that the run fails, or nothing.
+    fn judge(&mut self, pick: usize, dies: u8) {
+        assert!(self.executing().is_empty(), "nothing is out when a limit is reached");
+        let said = match pick % 9 {
+            0 => Some(Trouble::Fail { rule: "limit".to_owned(), reason: None }),
+            1..5 => None,
+            _ => {
+                let requirement = Box::new(Requirement::new(ApprovalRule::default(), "limit", "It is much."));
+                Some(Trouble::RequireApproval { requirement })
+            }
+        };
+        self.step(Fact::LimitJudged { said }, dies);
+    }
+
     fn model_fact(&self, pick: usize) -> Fact {
         match pick % 6 {
             0 => ended(&self.memory, turn("done", &[])),
             1 => ended(&self.memory, turn("", &[("x", "charge")])),
             2 => ended(&self.memory, turn("", &[("x", "charge"), ("x", "look"), ("", "put"), ("y", "nope")])),
             3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
+            4 if pick % 4 == 0 => {
+                ended(&self.memory, turn("", &[("w", "work"), ("x", "charge"), ("r", "read"), ("p", "pick")]))
+            }
+            4 if pick % 4 == 2 => ended(&self.memory, turn("", &[("w", "work"), ("v", "work")])),
             4 => Fact::ModelFailed {
                 error: crate::run::result::RunError::new("model-error", "busy"),
                 retry: true,
@@ -227,6 +271,44 @@ impl World {
             },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
+    }
+
+    /// Something becomes of a call that others carry out. `false`: of none, as things are.
+    fn with_others(&mut self, pick: usize, dies: u8) -> bool {
+        let open: Vec<Call> = self.memory.calls.iter().filter(|call| is_with_others(call)).cloned().collect();
+        let Some(call) = open.get(pick % open.len().max(1)) else { return false };
+        let (key, before) = (call.key, self.stored.head.revision);
+        if call.is_with_client() {
+            return self.is_admitted(given_to(key), dies);
+        }
+        let Some(Lease { id: lease, .. }) = call.handing.lease.clone() else {
+            if pick % 9 == 8 {
+                return self.is_admitted(fetched(key, FetchedWhat::NotTaken { trouble: Untaken::NoHandler }), dies);
+            }
+            let lease = Lease { id: before.to_string(), worker: "w1".to_owned() };
+            let admitted = self.is_admitted(fetched(key, FetchedWhat::Claimed { lease }), dies);
+            // A node that died did not answer: the worker never heard of the call.
+            if self.stored.head.revision > before && dies >= 24 {
+                self.happens(key);
+            }
+            return admitted;
+        };
+        let what = match pick % 7 {
+            1 => FetchedWhat::Lapsed { lease },
+            // Only a worker that certainly did nothing gives a call back, as one does that never heard of it.
+            2 if !self.effects.contains_key(&key) => FetchedWhat::PutBack { lease },
+            _ => FetchedWhat::Answered { lease, answer: Answer::Done { output: json!("ok") } },
+        };
+        self.is_admitted(fetched(key, what), dies)
+    }
+
+    fn waits_for_sample(&self) -> bool {
+        let asks = &self.memory.head.state.asks;
+        !asks.reserved.is_empty()
+            || self.memory.calls.iter().any(|call| {
+                matches!(call.stage, Stage::Waiting { .. })
+                    && call.asked.as_ref().is_some_and(|asked| asked.samples().next().is_some())
+            })
     }
 
     /// A server asks: while its call is out, or in place of an answer.
@@ -267,6 +349,7 @@ impl World {
         let fact = match pick % 7 {
             0 => Fact::ApprovalExpired { approval: open.approval.id },
             1 => vote_on(&self.memory, at, "bob", Verdict::Deny, None),
+            2 if matches!(open.subject, Subject::Limit(_)) => return,
             2 => {
                 let target = self.memory.calls.iter().find(|call| call.key == open.call).unwrap().target.clone();
                 let changed =
@@ -304,9 +387,19 @@ impl World {
             };
             assert!(lives, "a question outlived its call: {open:?}");
         }
+        let limits = self.memory.limits();
+        assert!(self.memory.head.state.turns <= limits.max_turns, "no turn begins beyond its limit");
+        let rests = self.memory.head.state.tool_calls <= limits.max_tool_calls || self.executing().is_empty();
+        assert!(rests, "no call leaves beyond the limit");
         for call in &self.memory.calls {
             let mut open = self.memory.head.state.approvals.open.iter();
-            let asked = open.any(|open| open.call == call.key && open.subject == Subject::Call);
+            let asked = open.any(|open| match &open.subject {
+                Subject::Call => open.call == call.key,
+                Subject::Limit(reached) => reached.asks.iter().any(|(key, _)| *key == call.key),
+                Subject::Repeat | Subject::Sample { .. } => false,
+            });
+            let reached = self.memory.head.state.reached.as_ref();
+            let asked = asked || reached.is_some_and(|reached| reached.asks.iter().any(|(key, _)| *key == call.key));
             assert_eq!(asked, matches!(call.stage, Stage::Proposed), "what waits has its question: {call:?}");
         }
         let rests = next(&self.memory) == Step::Rest;
@@ -346,9 +439,19 @@ impl World {
     }
 
     fn executing(&self) -> Vec<CallKey> {
-        let out = |call: &&Call| matches!(call.stage, Stage::Executing { .. });
+        let out = |call: &&Call| matches!(call.stage, Stage::Executing { .. }) && call.backend() == Some(Backend::Mcp);
         self.memory.calls.iter().filter(out).map(|call| call.key).collect()
     }
+}
+
+fn is_with_others(call: &Call) -> bool {
+    call.is_offered() || call.is_with_worker() || call.is_with_client()
+}
+
+/// Whatever it says, `judge` says it in its place.
+fn limit_rule() -> Policy {
+    let rule = json!({"name": "limit", "trigger": "limit:reached", "action": "require_approval"});
+    serde_json::from_value(rule).unwrap()
 }
 
 fn is_harmless(call: &Call) -> bool {
@@ -359,8 +462,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn b020_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances()) {
-        let mut world = World::new();
+    fn b020_b220_b244_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances(), is_ruled in any::<bool>()) {
+        let mut world = World::new(is_ruled);
         for chance in &chances {
             world.turn(chance);
         }

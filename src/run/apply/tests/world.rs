@@ -9,17 +9,20 @@ use uuid::Uuid;
 use crate::run::apply::{NewRun, admit};
 use crate::run::approval::{Requirement, Verdict, Voter};
 use crate::run::ask::{Ask, InputAction, Questions, Sample, SampleMessage, SampleRequest};
-use crate::run::binding::{Binding, ServedCatalog, ServedTool, merge};
-use crate::run::call::{Call, Task};
+use crate::run::binding::{Binding, BoundTool, ServedCatalog, ServedTool, ToolSource, merge};
+use crate::run::call::{Backend, Call, Lease, Task};
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::Progress;
 use crate::run::fact::{CallRef, CastVote, Fact, InputAnswer, Reconciliation, Resolution, Resume, Ruling, SampleEnd};
+use crate::run::fetched::{ClientResults, Fetched, FetchedWhat};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::{Content, ModelTurn, Role, TurnUsage, WrittenCall};
+use crate::run::offer::Offer;
 use crate::run::outcome::{Answer, Outcome, ToolError};
-use crate::run::spec::{CatalogPolicy, FinishReason, McpEntry, RunSpec};
+use crate::run::spec::{CatalogPolicy, FinishReason, McpEntry, RunSpec, SideEffectClass};
 use crate::run::time::Timestamp;
+use crate::run::untaken::Untaken;
 
 pub(super) const NOW: Timestamp = Timestamp::from_millis(1_796_000_000_000);
 
@@ -142,6 +145,7 @@ pub(super) fn resume_with(served: Binding, retry: &[&str], policy: CatalogPolicy
         warnings: vec![],
         on_catalog_change: policy,
         limits: None,
+        results: vec![],
     }))
 }
 
@@ -244,4 +248,71 @@ pub(super) fn made(number: u32) -> Fact {
     let sample = Sample { model: "small".to_owned(), text: "Short.".to_owned(), finish_reason: FinishReason::Stop };
     let usage = TurnUsage { input_tokens: 5, output_tokens: 5, cached_input_tokens: 0 };
     Fact::SampleEnded { sample: number, end: SampleEnd::Made { sample, usage } }
+}
+
+pub(super) fn fetched(key: CallKey, what: FetchedWhat) -> Fact {
+    Fact::Fetched(Box::new(Fetched { key, what }))
+}
+
+/// A worker takes a call.
+pub(super) fn claimed(position: u32, lease: &str) -> Fact {
+    fetched(key(1, position), FetchedWhat::Claimed { lease: Lease { id: lease.to_owned(), worker: "w1".to_owned() } })
+}
+
+pub(super) fn worked(position: u32, lease: &str) -> Fact {
+    let answer = Answer::Done { output: json!({"charged": 5}) };
+    fetched(key(1, position), FetchedWhat::Answered { lease: lease.to_owned(), answer })
+}
+
+pub(super) fn lapsed(position: u32, lease: &str) -> Fact {
+    fetched(key(1, position), FetchedWhat::Lapsed { lease: lease.to_owned() })
+}
+
+pub(super) fn put_back(position: u32, lease: &str) -> Fact {
+    fetched(key(1, position), FetchedWhat::PutBack { lease: lease.to_owned() })
+}
+
+pub(super) fn not_taken(position: u32) -> Fact {
+    fetched(key(1, position), FetchedWhat::NotTaken { trouble: Untaken::NoHandler })
+}
+
+/// The run's client carried out a call.
+pub(super) fn given(position: u32) -> Fact {
+    given_to(key(1, position))
+}
+
+pub(super) fn given_to(key: CallKey) -> Fact {
+    let results = vec![(key, Answer::Done { output: json!("ok") })];
+    Fact::ClientAnswered(Box::new(ClientResults { actor: Actor::parse("bob").unwrap(), results }))
+}
+
+/// A run of tools that are declared with it: `work` may not be repeated, `read` only reads, `pick` is the client's.
+pub(super) fn local_run(entries: bool) -> Envelope {
+    let (mut run, _) = new_run(json!({}), true);
+    if !entries {
+        run.binding = merge(vec![], &[]).0;
+    }
+    run.binding = run.binding.with_local(local_tools()).0;
+    run
+}
+
+pub(super) fn local_tools() -> Vec<BoundTool> {
+    let tool = |name: &str, backend: Backend, class: SideEffectClass| BoundTool {
+        needs_approval: false,
+        name: name.to_owned(),
+        source: ToolSource::Local { backend, tool: name.to_owned(), version: Some("1.0.0".to_owned()) },
+        description: None,
+        input_schema: json!({"type": "object"}),
+        output_schema: None,
+        own_schema: None,
+        class,
+        replay: false,
+        offer: Offer::default(),
+    };
+    let write = SideEffectClass::NonIdempotentWrite;
+    vec![
+        tool("work", Backend::Worker, write),
+        tool("read", Backend::Worker, SideEffectClass::ReadOnly),
+        tool("pick", Backend::Client, write),
+    ]
 }

@@ -1,0 +1,275 @@
+//! Results of calls that others carried out: what they say, and how they come to their run, whoever drives it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::faults::Faults;
+use super::reconcile::LOOK_EVERY;
+use super::tool_request::{CallError, ClientResult, GiveResults};
+use super::{Asker, CommandError, Commands};
+use crate::run::apply;
+use crate::run::binding::Binding;
+use crate::run::call::{Backend, Call, Stage};
+use crate::run::envelope::Envelope;
+use crate::run::fetched::{ClientResults, Fetched, FetchedWhat};
+use crate::run::ids::{CallId, CallKey, RunId, RunUid};
+use crate::run::outcome::{Answer, ToolError};
+use crate::run::refusal::Refusal;
+use crate::run::status::Status;
+use crate::store::{Left, LeftFact, Loaded};
+
+/// How many earlier turns are looked through for a result that comes again.
+const TURNS_BACK: u32 = 20;
+/// What was left and not taken for so long is left again: whoever took it may be gone.
+const LEAVE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What became of a fact.
+pub(super) enum Brought {
+    /// It is true of the run now, and stored.
+    Applied(Box<Envelope>),
+    /// The run does not admit it.
+    Refused(Refusal),
+}
+
+impl Commands {
+    /// Gives results of a run's client. They are stored when this answers; the last one sets the run going.
+    ///
+    /// # Errors
+    /// `Invalid`, `NotFound`, `CallNotFound`, `Store`; `Refused` when a call does not wait for a result, or had another one;
+    /// `Contended` when the owner did not read them in time, though it may still.
+    pub async fn give_results(
+        self: &Arc<Self>,
+        asker: &Asker,
+        run: &RunId,
+        request: GiveResults,
+    ) -> Result<(), CommandError> {
+        let mut faults = Faults::default();
+        check_results(&request.results, "/results", &mut faults);
+        faults.finish()?;
+        let uid = self.view(asker, run).await?.uid;
+        let (commands, asker) = (Arc::clone(self), asker.clone());
+        // Comes to its end although its caller has gone: what was left with an owner that lets go is applied here.
+        let giving = self.tasks.spawn(async move { commands.until_given(&asker, uid, &request.results).await });
+        giving.await.unwrap_or_else(|_panicked| Err(CommandError::Interrupted))
+    }
+
+    async fn until_given(&self, asker: &Asker, uid: RunUid, given: &[ClientResult]) -> Result<(), CommandError> {
+        let deadline = Instant::now() + self.allow.owner_time;
+        while Instant::now() < deadline {
+            let Loaded { mut envelope, fence, owned, .. } = self.load(asker, uid).await?;
+            let results = self.results_of(asker, &envelope, given, "/results").await?;
+            if results.is_empty() {
+                return Ok(());
+            }
+            if owned {
+                self.give_to_owner(asker, uid, results, deadline).await?;
+                continue;
+            }
+            let facts = LeftFact::Client(ClientResults { actor: asker.actor.clone(), results });
+            let commit = apply(&mut envelope, facts.into_fact(), self.clock.now())?;
+            if self.decide(asker, uid, fence, &commit, &[]).await? {
+                self.wake_for(&envelope);
+                return Ok(());
+            }
+        }
+        Err(CommandError::Contended)
+    }
+
+    /// One by one: of several that are given at once for one call the first stays.
+    async fn give_to_owner(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        results: Vec<(CallKey, Answer)>,
+        deadline: Instant,
+    ) -> Result<(), CommandError> {
+        for result in results {
+            let fact = LeftFact::Client(ClientResults { actor: asker.actor.clone(), results: vec![result] });
+            // Refused: another result was first, which the next look finds out.
+            self.bring(asker, uid, &fact, deadline).await?;
+        }
+        Ok(())
+    }
+
+    /// The results that calls of the run wait for. One that was given before is left out.
+    pub(super) async fn results_of(
+        &self,
+        asker: &Asker,
+        envelope: &Envelope,
+        given: &[ClientResult],
+        at: &str,
+    ) -> Result<Vec<(CallKey, Answer)>, CommandError> {
+        let mut results = Vec::new();
+        for (index, result) in given.iter().enumerate() {
+            let Some(answer) = answer_of(result.output.as_ref(), result.error.as_ref()) else {
+                let mut faults = Faults::default();
+                faults.add(format!("{at}/{index}"), ONE_OF);
+                return Err(faults.into());
+            };
+            let call_id = CallId::new(&result.call_id);
+            let of_turn = envelope.calls.iter().find(|call| call.call_id == call_id);
+            let call = match of_turn {
+                Some(call) => Some(call.clone()),
+                None => self.earlier(asker, envelope, &call_id).await?,
+            };
+            let call = call.filter(|call| call.backend() == Some(Backend::Client)).ok_or(CommandError::CallNotFound)?;
+            let answer = self.fitting(asker, &envelope.binding, &call, answer).await?;
+            if call.is_with_client() {
+                results.push((call.key, answer));
+            } else if !is_result(&call.stage, &answer) {
+                return Err(Refusal::NotAwaited(call_id).into());
+            }
+        }
+        Ok(results)
+    }
+
+    /// A call of an earlier turn.
+    async fn earlier(
+        &self,
+        asker: &Asker,
+        envelope: &Envelope,
+        call_id: &CallId,
+    ) -> Result<Option<Call>, CommandError> {
+        let last = envelope.head.state.turns;
+        for turn in (last.saturating_sub(TURNS_BACK)..last).rev() {
+            if let Some(call) = self.store.receipt_fetch(&asker.tenant, envelope.uid, turn, call_id).await? {
+                return Ok(Some(call));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The answer, or what it comes to where it does not fit what the tool was declared to return.
+    ///
+    /// # Errors
+    /// `NotEvaluated`: nothing is decided then, and the same may be given again.
+    pub(super) async fn fitting(
+        &self,
+        asker: &Asker,
+        binding: &Binding,
+        call: &Call,
+        answer: Answer,
+    ) -> Result<Answer, CommandError> {
+        let schema = binding.tool(&call.tool).and_then(|tool| tool.output_schema.as_ref());
+        let (Answer::Done { output }, Some(schema)) = (&answer, schema) else { return Ok(answer) };
+        let misfit = self.dispatch.misfit(&asker.tenant, schema, output).await;
+        let misfit = misfit.map_err(|busy| CommandError::NotEvaluated(format!("the result {busy}")))?;
+        let Some(faults) = misfit else { return Ok(answer) };
+        let message = format!("The result of {} does not fit its output schema: {faults}.", call.tool);
+        Ok(Answer::Failed { error: ToolError::new("invalid-output", message), output: Some(output.clone()) })
+    }
+
+    /// Makes a fact true of its run: at once where nobody drives it, else by leaving it with the owner and waiting.
+    ///
+    /// # Errors
+    /// `NotFound`, `Store`; `Contended` when the owner did not read it in time: then it will not.
+    pub(super) async fn bring(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        fact: &LeftFact,
+        deadline: Instant,
+    ) -> Result<Brought, CommandError> {
+        let mut left: Option<Instant> = None;
+        loop {
+            let mut changes = self.hub.subscribe(&asker.tenant, uid);
+            let Loaded { mut envelope, fence, owned, .. } = self.load(asker, uid).await?;
+            let stored = envelope.clone();
+            let commit = match apply(&mut envelope, fact.clone().into_fact(), self.clock.now()) {
+                Err(_) if is_true(fact, &stored) => return Ok(Brought::Applied(Box::new(stored))),
+                Err(refusal) => return Ok(Brought::Refused(refusal)),
+                Ok(commit) => commit,
+            };
+            if Instant::now() >= deadline {
+                self.store.fact_withdraw(&asker.tenant, uid, fact).await?;
+                return Err(CommandError::Contended);
+            }
+            if !owned {
+                if self.decide(asker, uid, fence, &commit, &[]).await? {
+                    self.wake_for(&envelope);
+                    return Ok(Brought::Applied(Box::new(envelope)));
+                }
+                continue;
+            }
+            if left.is_none_or(|since| since.elapsed() >= LEAVE_AGAIN) {
+                match self.store.fact_leave(&asker.tenant, uid, fact).await? {
+                    Left::Kept => {
+                        left = Some(Instant::now());
+                        self.executor.attend(&asker.tenant, uid);
+                    }
+                    Left::NotOwned | Left::Decided => continue,
+                }
+            }
+            tokio::select! {
+                _ = changes.next() => {}
+                () = sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    fn wake_for(&self, envelope: &Envelope) {
+        if envelope.head.status == Status::Queued {
+            self.executor.wake();
+        }
+    }
+}
+
+/// Whether the run stands as this very fact leaves it.
+fn is_true(fact: &LeftFact, envelope: &Envelope) -> bool {
+    let Some(call) = fact.key().and_then(|key| envelope.calls.iter().find(|call| call.key == key)) else {
+        return false;
+    };
+    let held = call.handing.lease.as_ref().map(|lease| lease.id.as_str());
+    match fact {
+        LeftFact::Fetched(Fetched { what: FetchedWhat::Claimed { lease }, .. }) => {
+            call.is_with_worker() && held == Some(lease.id.as_str())
+        }
+        LeftFact::Fetched(Fetched { what: FetchedWhat::Answered { lease, .. }, .. }) => {
+            call.stage.is_settled() && held == Some(lease.as_str())
+        }
+        LeftFact::Fetched(Fetched { what: FetchedWhat::PutBack { lease }, .. }) => {
+            call.is_offered() && held != Some(lease.as_str())
+        }
+        LeftFact::Fetched(Fetched { what: FetchedWhat::Lapsed { .. } | FetchedWhat::NotTaken { .. }, .. }) => false,
+        LeftFact::Client(given) => given.results.iter().all(|(_, answer)| is_result(&call.stage, answer)),
+    }
+}
+
+/// Whether a call was settled by this answer.
+fn is_result(stage: &Stage, answer: &Answer) -> bool {
+    match (stage, answer) {
+        (Stage::Completed { output, .. }, Answer::Done { output: given }) => output == given,
+        (Stage::Failed { error, output, .. }, Answer::Failed { error: why, output: given }) => {
+            error == why && output == given
+        }
+        _ => false,
+    }
+}
+
+/// What is said of a result that is both or neither.
+pub(super) const ONE_OF: &str = "needs exactly one of \"output\" and \"error\"";
+
+/// What a result says; `None`: both or neither.
+pub(super) fn answer_of(output: Option<&Value>, error: Option<&CallError>) -> Option<Answer> {
+    match (output, error) {
+        (Some(output), None) => Some(Answer::Done { output: output.clone() }),
+        (None, Some(CallError { code, message })) => {
+            let error = ToolError::new(code.as_deref().unwrap_or("tool-error"), message.clone());
+            Some(Answer::Failed { error, output: None })
+        }
+        (Some(_), Some(_)) | (None, None) => None,
+    }
+}
+
+pub(super) fn check_results(results: &[ClientResult], at: &str, faults: &mut Faults) {
+    let mut named = HashSet::new();
+    for (index, result) in results.iter().enumerate() {
+        let place = format!("{at}/{index}");
+        faults.require(result.output.is_some() != result.error.is_some(), &place, ONE_OF);
+        faults.require(named.insert(&result.call_id), &format!("{place}/call_id"), "is given twice");
+    }
+}
