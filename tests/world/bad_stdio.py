@@ -146,6 +146,9 @@ def main():
     if "child" in MODES:
         child = subprocess.Popen(["sleep", "1000"])
         note("child", child=child.pid)
+    if "stray" in MODES:
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        note("child", child=child.pid)
     if "stubborn" in MODES:
         signal.signal(signal.SIGTERM, lambda *_: note("term"))
     if "banner" in MODES:

@@ -1,7 +1,8 @@
 //! MCP servers that are processes of this node: declared by the operator, one process for each tenant.
 //!
-//! `process` starts and ends them, `lines` and `errors` read what they write, `input` writes to them, `reading` tells what
-//! their lines say, `transport` is the protocol over their pipes and knows what was written of a call. Here is how the two eras are told apart: a server that speaks the older one may
+//! `process` starts and ends them, `strays` finds what left their groups, `lines` and `errors` read what they write,
+//! `input` writes to them, `reading` tells what their lines say, `transport` is the protocol over their pipes and knows what
+//! was written of a call. Here is how the two eras are told apart: a server that speaks the older one may
 //! never answer the question for the newer, or take it amiss, so it is asked by a process of its own.
 
 mod errors;
@@ -10,6 +11,11 @@ mod input;
 mod lines;
 mod process;
 mod reading;
+#[cfg(target_os = "linux")]
+mod strays;
+#[cfg(not(target_os = "linux"))]
+#[path = "no_strays.rs"]
+mod strays;
 mod transport;
 
 use std::fmt;

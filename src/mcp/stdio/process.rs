@@ -2,7 +2,7 @@
 //! of the protocol.
 //!
 //! A process gets nothing of our environment. The group is ended with its leader, since launchers leave the real server
-//! behind as their child. All endings run on one tracker, so that a closing pool can wait for them.
+//! behind as their child, and with it whatever it started that left the group. All endings run on one tracker, so that a closing pool can wait for them.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::StdioServer;
 use super::guard::Guard;
+use super::strays::Strays;
 
 /// Where programs are looked for unless the server declares a `PATH`.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -79,6 +80,8 @@ pub(super) struct Process {
 struct Leader {
     child: Child,
     group: Option<Pid>,
+    /// What left the group, as it was before the end began.
+    strays: Strays,
     count: Arc<AtomicUsize>,
 }
 
@@ -103,7 +106,7 @@ impl Process {
         children.count.fetch_add(1, Ordering::AcqRel);
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let leader = Leader { child, group, count: Arc::clone(&children.count) };
+        let leader = Leader { child, group, strays: Strays::default(), count: Arc::clone(&children.count) };
         let process = Self { leader: Some(leader), children: children.clone() };
         if let Some(group) = group {
             children.guard.add(group).await;
@@ -122,6 +125,15 @@ impl Process {
         }
     }
 
+    /// Looks for what left its group. The last moment is before its input is closed: who is orphaned is not found.
+    pub(super) fn look_for_strays(&mut self) {
+        if let Some(leader) = &mut self.leader
+            && let Some(group) = leader.group
+        {
+            leader.strays = Strays::of(group);
+        }
+    }
+
     /// Ends it and waits for its end. The caller has closed its input.
     pub(super) async fn end(mut self) {
         if let Some(leader) = self.leader.take() {
@@ -135,6 +147,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.look_for_strays();
         // Outside of a runtime nobody could wait: the leader's own drop kills the group at once.
         if let Some(leader) = self.leader.take()
             && tokio::runtime::Handle::try_current().is_ok()
@@ -145,9 +158,10 @@ impl Drop for Process {
 }
 
 impl Leader {
-    /// Sends a signal to the whole group. Its number is not given to anybody else while a member is left, and we ask
+    /// Sends a signal to the whole group and to what left it. Its number is not given to anybody else while a member is left, and we ask
     /// right after the leader was waited for.
     fn signal(&self, signal: Signal) {
+        self.strays.signal(signal);
         if let Some(group) = self.group
             && let Err(error) = kill_process_group(group, signal)
             && error != rustix::io::Errno::SRCH
@@ -156,8 +170,8 @@ impl Leader {
         }
     }
 
-    fn is_group_left(&self) -> bool {
-        self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
+    fn is_any_left(&self) -> bool {
+        self.strays.are_left() || self.group.is_some_and(|group| test_kill_process_group(group).is_ok())
     }
 }
 
@@ -174,10 +188,10 @@ impl Drop for Leader {
 async fn end(mut leader: Leader, guard: Guard) {
     let waited = tokio::time::timeout(INPUT_GRACE, leader.child.wait()).await;
     let mut has_exited = waited.is_ok();
-    if leader.is_group_left() {
+    if leader.is_any_left() {
         leader.signal(Signal::TERM);
         let until = Instant::now() + TERM_GRACE;
-        while Instant::now() < until && leader.is_group_left() {
+        while Instant::now() < until && leader.is_any_left() {
             // A leader that was not waited for would count as left for ever.
             has_exited = has_exited || tokio::time::timeout(LOOK_EVERY, leader.child.wait()).await.is_ok();
             if has_exited {

@@ -206,7 +206,12 @@ impl Transport<RoleClient> for StdioTransport {
     async fn close(&mut self) -> Result<(), PipeFault> {
         // Whoever is writing stops at once, so the lock is free.
         self.shared.gone.cancel();
-        self.shared.input.lock().await.close();
+        let mut input = self.shared.input.lock().await;
+        if let Some(process) = &mut self.process {
+            process.look_for_strays();
+        }
+        input.close();
+        drop(input);
         if let Some(process) = self.process.take() {
             process.end().await;
         }

@@ -18,7 +18,7 @@ const FRESH: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn a_closed_connection_leaves_no_process_no_child_and_no_zombie() {
-    for modes in ["", "child", "launcher", "stubborn,child"] {
+    for modes in ["", "child", "launcher", "stubborn,child", "stray", "stray,child", "stubborn,stray"] {
         let bad = BadStdio::new(modes);
         let (pool, target) = (pool(), bad.target());
         assert_eq!(class(&super::call(&pool, &target).await), "done", "{modes}");
