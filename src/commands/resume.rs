@@ -51,6 +51,11 @@ impl Commands {
             if self.apply_left(asker, &view).await? {
                 continue;
             }
+            if let (Some(agent), Some(_)) = (&view.spec.agent, &request.mcp) {
+                let mut faults = Faults::default();
+                faults.add("/mcp", format!("the run is made of the agent {agent}, which says its servers"));
+                return Err(faults.into());
+            }
             if request.binding_id.is_some() && request.binding_id != view.spec.binding_id {
                 return Err(Refusal::BindingChanged.into());
             }

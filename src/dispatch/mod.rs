@@ -244,6 +244,10 @@ impl Dispatch {
                 return Outcome::Unknown(Cause::LostResponse);
             }
         };
+        if leads_elsewhere(call, &place_of(&target)) {
+            tracing::warn!(run = %caller.uid.0, "the server of a task was moved: nobody there knows it");
+            return Outcome::Unknown(Cause::LostResponse);
+        }
         let total = Duration::from_millis(entry.timeouts.call_total_ms).saturating_sub(wait.waited);
         let first_after = if wait.is_new { Duration::from_millis(task.poll_ms.unwrap_or(0)) } else { Duration::ZERO };
         let (id, output_schema) = (task.id.clone(), request.output_schema.clone());
@@ -268,6 +272,9 @@ impl Dispatch {
                 let place = place_of(&target);
                 if call.asked.as_ref().and_then(|asked| asked.place.as_ref()).is_some_and(|begun| *begun != place) {
                     return moved(entry);
+                }
+                if leads_elsewhere(call, &place) {
+                    return Outcome::NotSent(not_sent_there(entry));
                 }
                 let told = target.told.clone();
                 let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| told.now().ask(ask));
@@ -302,6 +309,20 @@ fn moved(entry: &McpEntry) -> Outcome {
          sent there, and the call was not finished."
     );
     Outcome::Answered(Answer::Failed { error: ToolError::new("mcp-server-moved", message), output: None })
+}
+
+/// Whether the entry leads somewhere else than when the call was judged.
+fn leads_elsewhere(call: &Call, place: &str) -> bool {
+    let judged = call.target.as_ref().and_then(|target| target.place.as_deref());
+    judged.is_some_and(|judged| judged != place)
+}
+
+fn not_sent_there(entry: &McpEntry) -> ToolError {
+    let label = entry.label();
+    let message = format!(
+        "MCP server '{label}' was moved to another address after the call was judged. The call was not sent there."
+    );
+    ToolError::new("mcp-server-moved", message)
 }
 
 fn prepare<'a>(caller: &Caller, binding: &'a Binding, call: &Call) -> Option<(&'a McpEntry, ToolRequest)> {

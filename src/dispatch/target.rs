@@ -31,14 +31,44 @@ const SIGHT_TIME: Duration = Duration::from_secs(15);
 
 /// A mark of the place that is reached, whoever is told there by which headers. It says nothing of the address.
 pub(super) fn place_of(target: &McpTarget) -> String {
-    let place = match &target.endpoint {
-        Endpoint::Http(url) => format!("{}{}", url.origin().ascii_serialization(), url.path()),
-        Endpoint::Stdio(server) => format!("stdio {}", server.name),
-    };
-    sha256_hex(&place)
+    match &target.endpoint {
+        Endpoint::Http(url) => place_at(url),
+        Endpoint::Stdio(server) => place_in(server),
+    }
 }
 
+fn place_at(url: &Url) -> String {
+    sha256_hex(&format!("{}{}", url.origin().ascii_serialization(), url.path()))
+}
+
+fn place_in(server: &StdioServer) -> String {
+    sha256_hex(&format!("stdio {}", server.name))
+}
+
+/// The place of a call whose server could not be looked up when it was judged: it is sent nowhere.
+const NOWHERE: &str = "nowhere";
+
 impl Dispatch {
+    /// A mark of the place where a call of that tool goes now; `None`: it goes to no server. What is judged, and approved, is
+    /// a call to that place: it is compared before anything leaves.
+    pub async fn place(&self, tenant: &TenantId, binding: &Binding, tool: &str) -> Option<String> {
+        let entry = binding.entry_of(binding.tool(tool)?)?;
+        let place = match &entry.server {
+            None => address_of(entry).map(|url| place_at(&url)),
+            Some(name) => match self.server(tenant, name, Duration::MAX).await {
+                Ok(Some(server)) => match &server.process {
+                    Some(process) => Ok(place_in(process)),
+                    None => address_of(&server.entry).map(|url| place_at(&url)),
+                },
+                Ok(None) => Err(format!("there is no registered server named '{name}' any more")),
+                Err(why) => Err(why),
+            },
+        };
+        let place =
+            place.inspect_err(|why| tracing::warn!(server = entry.label(), %why, "a call is judged for no place"));
+        Some(place.unwrap_or_else(|_why| NOWHERE.to_owned()))
+    }
+
     /// # Errors
     /// Why it cannot be reached, in words.
     pub(super) async fn target(

@@ -166,8 +166,10 @@ impl Drive<'_> {
         let mut rulings = Vec::with_capacity(turn.calls.len());
         for call in &turn.calls {
             let ruling = self.gate.rule(&self.envelope.binding, call).await;
-            let expressions = &self.shared.parts.expressions;
-            rulings.push(expressions.rule(&self.envelope, number, &call.tool, ruling).await);
+            let (expressions, dispatch) = (&self.shared.parts.expressions, &self.shared.parts.dispatch);
+            let ruling = expressions.rule(&self.envelope, number, &call.tool, ruling).await;
+            let place = dispatch.place(&self.envelope.tenant, &self.envelope.binding, &call.tool).await;
+            rulings.push(ruling.at(place));
         }
         rulings
     }

@@ -1,12 +1,12 @@
 //! Refusals of the core as problems.
 
 use http::StatusCode;
-use serde_json::json;
+use serde_json::Value;
 
 use super::links;
 use super::problem::{Problem, conflict, internal};
 use crate::run::binding::Drift;
-use crate::run::ids::RunId;
+use crate::run::ids::{CallId, RunId};
 use crate::run::refusal::Refusal;
 
 pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
@@ -23,9 +23,11 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
             drifted(conflict(code, "The MCP tools changed", detail), drift).linked(links::of_drift(run))
         }
         Refusal::CatalogChangedInFlight { drift, calls } => {
-            let calls: Vec<&str> = calls.iter().map(crate::run::ids::CallId::as_str).collect();
-            drifted(conflict(code, "The MCP tools changed", detail).with("calls", json!(calls)), drift)
+            drifted(conflict(code, "The MCP tools changed", detail).with("calls", named(&calls)), drift)
                 .linked(links::of_active(run))
+        }
+        Refusal::ServerMoved { calls } => {
+            conflict(code, "Another server", detail).with("calls", named(&calls)).linked(links::of_active(run))
         }
         Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
         Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
@@ -49,6 +51,10 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::NothingDecided => conflict(code, "Nothing is decided", detail),
         Refusal::Impossible(cause) => internal(cause),
     }
+}
+
+fn named(calls: &[CallId]) -> Value {
+    calls.iter().map(CallId::as_str).collect()
 }
 
 fn drifted(problem: Problem, drift: Drift) -> Problem {

@@ -45,6 +45,9 @@ pub struct CallTarget {
     /// Which version of the tool a worker must serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// A mark of the place to which the server's entry led when the call was judged: it goes nowhere else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
     /// What the call may do to the world.
     pub class: SideEffectClass,
     /// Whether a repeat was declared harmless.

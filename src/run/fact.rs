@@ -264,6 +264,18 @@ pub enum Ruling {
     },
 }
 
+impl Ruling {
+    /// The same for a call that goes to this place and no other.
+    #[must_use]
+    pub fn at(mut self, there: Option<String>) -> Self {
+        match &mut self {
+            Self::Admit { target, .. } | Self::Ask { target, .. } => target.place = there,
+            Self::Reject { .. } => {}
+        }
+        self
+    }
+}
+
 /// A caller's resume, after the servers were read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resume {

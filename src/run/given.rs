@@ -136,8 +136,16 @@ mod tests {
     fn of_worker(call: Call) -> Call {
         let (class, name) = (SideEffectClass::ReadOnly, String::new());
         let (server, server_tool) = (name.clone(), name);
-        let target =
-            CallTarget { backend: Backend::Worker, entry: 0, server, server_tool, version: None, class, replay: false };
+        let target = CallTarget {
+            backend: Backend::Worker,
+            entry: 0,
+            server,
+            server_tool,
+            version: None,
+            place: None,
+            class,
+            replay: false,
+        };
         Call { target: Some(target), ..call }
     }
 

@@ -28,6 +28,12 @@ pub enum Refusal {
         /// The calls.
         calls: Vec<CallId>,
     },
+    /// Calls that are not settled would go to another server, or under other credentials, than they were made for.
+    #[error("Calls that are not settled were made for another server, or other credentials, than these entries name.")]
+    ServerMoved {
+        /// The calls.
+        calls: Vec<CallId>,
+    },
     /// A call id that stands for several undecided calls.
     #[error("{0} names several undecided calls: say of which turn")]
     AmbiguousCall(CallId),
@@ -84,6 +90,7 @@ impl Refusal {
             Self::BindingChanged => "binding-changed",
             Self::CatalogChanged(_) => "mcp-catalog-changed",
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
+            Self::ServerMoved { .. } => "mcp-server-moved",
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
             Self::AlreadyAnswered => "already-answered",

@@ -28,6 +28,7 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
     if let Some(drift) = &drift {
         refuse_drift(envelope, drift, &resume)?;
     }
+    refuse_moved(envelope, &resume.served)?;
     let authorized = authorized(envelope, &resume.retry);
     fetched::refuse_results(envelope, &resume.results)?;
     for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
@@ -91,6 +92,21 @@ fn refuse_drift(envelope: &Envelope, drift: &Drift, resume: &Resume) -> Result<(
             if calls.is_empty() { Ok(()) } else { Err(Refusal::CatalogChangedInFlight { drift: drift.clone(), calls }) }
         }
     }
+}
+
+/// A call that is not settled was judged, and perhaps approved, for one server under one name and credentials. Entries
+/// that would take it elsewhere wait until it has its end, though what is served there looks the same.
+fn refuse_moved(envelope: &Envelope, served: &Binding) -> Result<(), Refusal> {
+    let leads = |binding: &Binding, call: &Call| {
+        let entry = binding.tool(&call.tool).and_then(|tool| binding.entry_of(tool));
+        entry.map(|entry| (entry.server.clone(), entry.url.clone(), entry.auth.clone(), entry.headers.clone()))
+    };
+    let moved = |call: &&Call| {
+        let was = leads(&envelope.binding, call);
+        in_flight(call) && was.is_some() && was != leads(served, call)
+    };
+    let calls: Vec<CallId> = envelope.calls.iter().filter(moved).map(|call| call.call_id.clone()).collect();
+    if calls.is_empty() { Ok(()) } else { Err(Refusal::ServerMoved { calls }) }
 }
 
 /// A call of a server's tool that was made against the record and has no result yet, sent or not. What its receipt

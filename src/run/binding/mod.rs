@@ -252,6 +252,11 @@ impl Binding {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
+    /// The entry of the server that serves a tool; `None` for one that is declared with the run.
+    pub fn entry_of(&self, tool: &BoundTool) -> Option<&McpEntry> {
+        self.entries.get(tool.entry()?)
+    }
+
     /// Where a call of that tool goes, as it is frozen in the receipt.
     pub fn target(&self, tool: &BoundTool) -> CallTarget {
         let (backend, entry, server_tool, version) = match &tool.source {
@@ -259,7 +264,7 @@ impl Binding {
             ToolSource::Local { backend, tool, version } => (*backend, 0, tool.clone(), version.clone()),
         };
         let server = self.label_of(tool).to_owned();
-        CallTarget { backend, entry, server, server_tool, version, class: tool.class, replay: tool.replay }
+        CallTarget { backend, entry, server, server_tool, version, place: None, class: tool.class, replay: tool.replay }
     }
 
     /// Everything that the servers serve, offered or not: what the record is taken of.

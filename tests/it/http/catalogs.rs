@@ -318,14 +318,15 @@ async fn an_entry_that_takes_no_tool_any_more_is_a_change(database: Database) {
 async fn every_revision_can_be_read_and_none_shows_a_secret(database: Database) {
     let (server, fake) = (Server::start_on(database).await, Arc::new(FakeMcp::start().await));
     let auth = json!({ "scheme": "bearer", "secret": "orders_token" });
-    let mut body = charge_on(json!([{ "url": fake.url(), "auth": auth }]));
+    let mut entry = json!({
+        "url": format!("{}?key=canary-query", fake.url()),
+        "auth": auth,
+        "headers": { "x-team": "canary-header" },
+    });
+    let mut body = charge_on(json!([entry]));
     body["secrets"] = json!({ "orders_token": "canary-token" });
     held(&server, &fake, &body).await;
-    let entry = json!({
-        "url": format!("{}?key=canary-query", fake.url()),
-        "headers": { "x-team": "canary-header" },
-        "side_effect_class": { "charge": "irreversible_action" },
-    });
+    entry["side_effect_class"] = json!({ "charge": "irreversible_action" });
     let run = resumed(&server, &json!({ "mcp": [entry], "retry_tool_call_ids": ["call_1"] })).await;
     assert_eq!(run["status"], "completed", "{run}");
     let said = server.get("/v1/runs/r/envelope", &server.alice()).await;
@@ -333,8 +334,11 @@ async fn every_revision_can_be_read_and_none_shows_a_secret(database: Database) 
     let history = said.json()["bindings"].clone();
     assert_eq!(history.as_array().unwrap().len(), 2);
     let (first, second) = (&history[0]["entries"][0], &history[1]["entries"][0]);
-    assert_eq!((&first["auth"], &first["headers"]), (&auth, &json!([])));
-    assert_eq!((&second["label"], &second["headers"]), (&json!(fake.url()), &json!(["x-team"])));
+    for shown in [first, second] {
+        assert_eq!((&shown["auth"], &shown["label"]), (&auth, &json!(fake.url())));
+        assert_eq!(shown["headers"], json!(["x-team"]));
+    }
+    assert_ne!(first["tool_classes"], second["tool_classes"]);
     assert_eq!(second["tool_classes"], json!({ "charge": "irreversible_action" }));
     assert_eq!((&history[1]["added"], &history[1]["changed"]), (&json!([]), &json!([])));
     assert_eq!(history[1]["mcp"], history[0]["mcp"]);

@@ -2,6 +2,7 @@
 
 mod agents;
 mod limits;
+mod moved;
 mod policies;
 
 use axum::body::Body;

@@ -74,7 +74,7 @@ async fn b225_a_call_over_the_limit_waits_for_an_approval_and_one_under_it_does_
 }
 
 /// The run once it has ended.
-async fn ended(site: &Site, id: &str) -> Value {
+pub(super) async fn ended(site: &Site, id: &str) -> Value {
     let path = format!("/v1/runs/{id}");
     crate::support::database::eventually("the run ends", async || {
         let status = site.get(&path).await["status"].as_str().unwrap().to_owned();

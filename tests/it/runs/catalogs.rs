@@ -188,17 +188,25 @@ async fn b106_b109_b204_a_connection_with_a_runs_own_secret_is_closed_with_the_r
 }
 
 #[tokio::test]
-async fn entries_given_with_a_resume_are_stored_and_a_call_goes_where_they_say() {
+async fn entries_given_with_a_resume_are_stored_and_take_no_open_call_elsewhere() {
     let (world, first) = (World::start().await, FakeMcp::start().await);
     held(&world, &first, "r").await;
     let second = FakeMcp::start().await;
-    second.on_call(|_| Reply::text("charged"));
-    let entries = json!([{"url": second.url(), "headers": {"x-team": "a"}}]);
-    let body = json!({"mcp": entries, "retry_tool_call_ids": ["call_1"]});
-    assert_eq!(world.resume("r", body).await.unwrap(), Resumed::Queued);
+    let retry = |entry: Value| json!({"mcp": [entry], "retry_tool_call_ids": ["call_1"]});
+    let elsewhere = [
+        json!({"url": second.url()}),
+        json!({"url": format!("{}?as=me", first.url())}),
+        json!({"url": first.url(), "headers": {"x-account": "mine"}}),
+    ];
+    for entry in elsewhere {
+        let refused = world.resume("r", retry(entry)).await.unwrap_err();
+        assert!(matches!(refused, CommandError::Refused(Refusal::ServerMoved { .. })), "{refused}");
+    }
+    first.on_call(|_| Reply::text("charged"));
+    let same = json!({"url": first.url(), "side_effect_class": {"charge": "irreversible_action"}});
+    assert_eq!(world.resume("r", retry(same)).await.unwrap(), Resumed::Queued);
     let view = world.rested(&run_id("r")).await;
     assert_eq!((view.head.status.code(), view.binding_revision), ("completed", 2));
-    assert_eq!((first.count("tools/call"), second.count("tools/call")), (1, 1));
-    assert_eq!(second.seen_rpc("tools/call")[0].headers["x-team"], "a");
+    assert_eq!((first.count("tools/call"), second.count("tools/call")), (2, 0));
     assert!(view.head.state.warnings.is_empty());
 }

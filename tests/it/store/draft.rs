@@ -180,6 +180,7 @@ pub(crate) fn call(turn: u32, position: u32, stage: Stage) -> Call {
         input: json!({"amount": 5}),
         target: Some(CallTarget {
             backend: Backend::Mcp,
+            place: None,
             version: None,
             entry: 0,
             server: "shop".to_owned(),

@@ -1,0 +1,117 @@
+//! What was judged, and approved, is a call to one server at one place. It goes nowhere else, whoever changes what.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{Site, faults, open_tool};
+use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::{FakeMcp, Reply};
+
+both_stores! {
+    b230_a_resume_takes_no_waiting_call_to_another_server,
+    b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved,
+    b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved,
+    b247_a_resume_brings_a_run_of_an_agent_no_other_servers,
+}
+
+/// A server that looks the same.
+async fn twin() -> FakeMcp {
+    let fake = FakeMcp::start().await;
+    fake.on_list(|_| Reply::Result(json!({ "tools": [open_tool("charge"), open_tool("look")] })));
+    fake
+}
+
+async fn register(site: &Site, fake: &FakeMcp) {
+    let answer = site.send(Method::PUT, "/v1/mcp-servers/till", &json!({ "url": fake.url() })).await;
+    assert!(matches!(answer.status.as_u16(), 200 | 201), "{:?}", answer.body);
+}
+
+/// A run of the registered server, with one charge.
+fn charging(site: &Site, id: &str, entry: Value) -> Value {
+    let mut body = site.calling(id, &[("charge", json!({ "amount": 9 }))], json!([]));
+    let mut given = json!({ "server": "till" });
+    for (name, value) in entry.as_object().unwrap() {
+        given[name] = value.clone();
+    }
+    body["mcp"] = json!([given]);
+    body
+}
+
+async fn approve(site: &Site, id: &str) {
+    let bob = site.server.token("acme", "bob", "approvals:decide");
+    let path = format!("/v1/runs/{id}/approvals/call_1");
+    let answer = site.send_as(&bob, Method::POST, &path, &json!({ "decision": "approve" })).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+}
+
+async fn b230_a_resume_takes_no_waiting_call_to_another_server(database: Database) {
+    let (site, other) = (Site::on(database).await, twin().await);
+    register(&site, &site.fake).await;
+    let waiting = site.settled(&charging(&site, "r", json!({ "require_approval": true }))).await;
+    assert_eq!(waiting["reason"], "approval-required", "{waiting}");
+    let writer = site.server.token("acme", "mallory", "runs:write");
+    for mcp in [
+        json!([{ "url": other.url() }]),
+        json!([{ "url": site.fake.url() }]),
+    ] {
+        let body = json!({ "mcp": mcp, "limits": { "max_turns": 19 } });
+        let problem = site.send_as(&writer, Method::POST, "/v1/runs/r/resume", &body).await;
+        let problem = problem.problem(409, "mcp-server-moved");
+        assert_eq!(problem["calls"], json!(["call_1"]), "{problem}");
+    }
+    approve(&site, "r").await;
+    assert_eq!(super::policies::ended(&site, "r").await["status"], "completed");
+    assert_eq!((site.sent().len(), other.count("tools/call")), (1, 0));
+}
+
+async fn b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved(database: Database) {
+    let (site, other) = (Site::on(database).await, twin().await);
+    register(&site, &site.fake).await;
+    site.settled(&charging(&site, "r", json!({ "require_approval": true }))).await;
+    register(&site, &other).await;
+    approve(&site, "r").await;
+    assert_eq!(super::policies::ended(&site, "r").await["status"], "completed");
+    assert_eq!((site.sent().len(), other.count("tools/call")), (0, 0), "nobody was asked about the other server");
+    let receipt = site.get("/v1/runs/r/receipts/1/call_1").await;
+    assert_eq!((&receipt["stage"], &receipt["error"]["code"]), (&json!("failed"), &json!("mcp-server-moved")));
+    // A call that is judged after the move goes there.
+    site.settled(&charging(&site, "later", json!({}))).await;
+    assert_eq!((site.sent().len(), other.count("tools/call")), (0, 1));
+}
+
+async fn b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved(database: Database) {
+    let (site, other) = (Site::on(database).await, twin().await);
+    site.fake.on_call(|_| Reply::Reset);
+    register(&site, &site.fake).await;
+    let lost = site.settled(&charging(&site, "r", json!({}))).await;
+    assert_eq!(lost["reason"], "tool-reconciliation-required", "{lost}");
+    register(&site, &other).await;
+    let retry = json!({ "retry_tool_call_ids": ["call_1"] });
+    let answer = site.server.post_with("/v1/runs/r/resume", &site.admin, &[("prefer", "wait=20")], &retry).await;
+    assert_eq!(answer.json()["reason"], "tool-reconciliation-required", "{:?}", answer.body);
+    assert_eq!((site.sent().len(), other.count("tools/call")), (1, 0));
+    // Back at its place the call may be made.
+    site.fake.on_call(|_| Reply::text("charged"));
+    register(&site, &site.fake).await;
+    let answer = site.server.post_with("/v1/runs/r/resume", &site.admin, &[("prefer", "wait=20")], &retry).await;
+    assert_eq!(answer.json()["status"], "completed", "{:?}", answer.body);
+    assert_eq!((site.sent().len(), other.count("tools/call")), (2, 0));
+}
+
+async fn b247_a_resume_brings_a_run_of_an_agent_no_other_servers(database: Database) {
+    let (site, other) = (Site::on(database).await, twin().await);
+    register(&site, &site.fake).await;
+    let mut manifest = charging(&site, "r", json!({ "require_approval": true }));
+    for member in ["id", "input"] {
+        manifest.as_object_mut().unwrap().remove(member);
+    }
+    let published = site.send(Method::PUT, "/v1/agents/pay/er/versions/1.0.0", &manifest).await;
+    assert_eq!(published.status, 201, "{:?}", published.body);
+    site.settled(&json!({ "id": "r", "agent": "pay/er@1.0.0", "input": "Go." })).await;
+    let body = json!({ "mcp": [{ "url": other.url() }] });
+    let answer = site.send(Method::POST, "/v1/runs/r/resume", &body).await;
+    assert_eq!(
+        faults(&answer),
+        [("/mcp".to_owned(), "the run is made of the agent pay/er@1.0.0, which says its servers".to_owned())]
+    );
+}
