@@ -390,7 +390,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn b020_b244_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances(), is_ruled in any::<bool>()) {
+    fn b020_b220_b244_no_effect_and_no_paid_turn_is_ever_repeated_in_silence(chances in chances(), is_ruled in any::<bool>()) {
         let mut world = World::new(is_ruled);
         for chance in &chances {
             world.turn(chance);
