@@ -43,14 +43,14 @@ impl Acme {
         });
         // The first call is lost, the second asks a person.
         let calls = AtomicUsize::new(0);
-        fake.on_call(move |_| match calls.fetch_add(1, Ordering::SeqCst) {
-            0 => Reply::Reset,
-            _ => {
-                let schema = json!({ "type": "object", "properties": { "why": { "type": "string" } } });
-                let ask = json!({ "message": "canary-question", "requestedSchema": schema });
-                let requests = json!({ "a": { "method": "elicitation/create", "params": ask } });
-                Reply::Result(json!({ "resultType": "input_required", "inputRequests": requests, "requestState": "s" }))
+        fake.on_call(move |_| {
+            if calls.fetch_add(1, Ordering::SeqCst) == 0 {
+                return Reply::Reset;
             }
+            let schema = json!({ "type": "object", "properties": { "why": { "type": "string" } } });
+            let ask = json!({ "message": "canary-question", "requestedSchema": schema });
+            let requests = json!({ "a": { "method": "elicitation/create", "params": ask } });
+            Reply::Result(json!({ "resultType": "input_required", "inputRequests": requests, "requestState": "s" }))
         });
         let admin = server.token("acme", "canary-alice", "admin");
         for (path, body) in [
