@@ -212,6 +212,18 @@ pub struct RunFilter {
     pub created_before: Option<Timestamp>,
 }
 
+impl RunFilter {
+    /// The first and the last text that names a wanted version of an agent, in the order of their bytes.
+    pub fn agent_versions(&self) -> Option<(String, String)> {
+        // A tilde stands behind every sign of a version.
+        let versions = |agent: &String| match agent.split_once('@') {
+            Some(_) => (agent.clone(), agent.clone()),
+            None => (format!("{agent}@"), format!("{agent}@~")),
+        };
+        self.agent.as_ref().map(versions)
+    }
+}
+
 /// Where a newest-first list of runs goes on: strictly after this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunCursor {

@@ -199,8 +199,7 @@ macro_rules! search_receipts {
              AND NOT EXISTS (SELECT 1 FROM json_array_elements($7::json) AS wanted(pair) \
                WHERE r.metadata ->> (wanted.pair ->> 0) IS DISTINCT FROM wanted.pair ->> 1) \
              AND ($8::bigint IS NULL OR (c.created_at, c.run_uid, c.turn, c.pos) < ($8, $9, $10, $11)) \
-             AND ($13::text IS NULL OR r.spec #>> '{body,agent}' = $13 \
-               OR left(r.spec #>> '{body,agent}', length($13) + 1) = $13 || '@') \
+             AND ($13::text IS NULL OR (r.agent >= $13 AND r.agent <= $14)) \
              ORDER BY c.created_at DESC, c.run_uid DESC, c.turn DESC, c.pos DESC LIMIT $12 + 1"
         )
     };
@@ -213,6 +212,7 @@ pub(super) async fn receipt_search(
     after: Option<ReceiptPlace>,
     limit: u32,
 ) -> Result<Page<FoundCall>, StoreError> {
+    let (first, last) = filter.run.agent_versions().unzip();
     let unknown = filter.stage.as_deref() == Some("indeterminate");
     let rows = sqlx::query(if unknown {
         search_receipts!("AND c.undecided_since IS NOT NULL ")
@@ -231,7 +231,8 @@ pub(super) async fn receipt_search(
     .bind(after.map(|place| i64::from(place.key.turn)))
     .bind(after.map(|place| i64::from(place.key.position)))
     .bind(i64::from(limit))
-    .bind(filter.run.agent.as_deref())
+    .bind(first)
+    .bind(last)
     .fetch(&store.pool);
     found_page(store, tenant, rows, limit).await
 }

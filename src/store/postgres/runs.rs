@@ -48,10 +48,11 @@ async fn run_insert(
     // A node that was taken for dead gets no run: nobody would free it.
     const SQL: &str = concat!(
         "WITH h AS (INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, \
-             attempt, crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
+             attempt, crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at, \
+             agent) \
            SELECT $15, $16, $17, $18, $19, 1, (taker.owner IS NOT NULL)::int, $20, taker.owner, \
              CASE WHEN taker.owner IS NULL THEN $21 + now_ms() END, $22, $23, $24, $25::json, $26::json, $27::json, \
-             $28, $29, $30, $31 \
+             $28, $29, $30, $31, $42 \
            FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $32 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
            RETURNING tenant_id, uid, binding_revision, owner, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \
@@ -90,7 +91,8 @@ async fn run_insert(
         .bind(secrets.iter().map(|secret| secret.name.as_str()).collect::<Vec<_>>())
         .bind(secrets.iter().map(|secret| secret.key_id.as_str()).collect::<Vec<_>>())
         .bind(secrets.iter().map(|secret| secret.sealed.as_slice()).collect::<Vec<_>>());
-    let taken = arrays.bind_blobs(query).fetch_one(&mut **tx).await?.try_get(0)?;
+    let agent = admission.spec.agent.as_ref().map(ToString::to_string);
+    let taken = arrays.bind_blobs(query).bind(agent).fetch_one(&mut **tx).await?.try_get(0)?;
     Ok(taken)
 }
 

@@ -98,7 +98,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 12] = [
+    const FILES: [(i64, &str, &str); 13] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -114,6 +114,7 @@ fn migrator() -> Migrator {
         (2_026_113_010, "approvals", include_str!("../../../migrations/sqlite/2026113010_approvals.sql")),
         (2_026_113_011, "worker_calls", include_str!("../../../migrations/sqlite/2026113011_worker_calls.sql")),
         (2_026_113_012, "agents", include_str!("../../../migrations/sqlite/2026113012_agents.sql")),
+        (2_026_113_013, "runs_of_agents", include_str!("../../../migrations/sqlite/2026113013_runs_of_agents.sql")),
         (2_026_113_014, "forgotten_tokens", include_str!("../../../migrations/sqlite/2026113014_forgotten_tokens.sql")),
     ];
     let migration = |(version, name, sql)| {

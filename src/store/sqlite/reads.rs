@@ -87,6 +87,25 @@ pub(super) async fn run_list(
     once_more(|| run_page(store, tenant, filter, after, limit)).await
 }
 
+/// Runs of one agent are few among many runs: they have an index of their own, which only a condition that names it
+/// can use.
+macro_rules! list_runs {
+    ($condition:literal) => {
+        concat!(
+            select_view!(),
+            "AND (?2 IS NULL OR r.status = ?2) AND (?3 IS NULL OR r.reason = ?3) \
+         AND (?4 IS NULL OR r.created_at >= ?4) AND (?5 IS NULL OR r.created_at < ?5) \
+         AND NOT EXISTS (SELECT 1 FROM json_each(?6) AS wanted WHERE NOT EXISTS ( \
+           SELECT 1 FROM json_each(r.metadata) AS label \
+           WHERE label.key = wanted.value ->> 0 AND label.value = wanted.value ->> 1)) \
+         AND (?7 IS NULL OR (r.created_at, r.uid) < (?7, ?8)) \
+         ",
+            $condition,
+            "ORDER BY r.created_at DESC, r.uid DESC LIMIT ?9 + 1"
+        )
+    };
+}
+
 async fn run_page(
     store: &SqliteStore,
     tenant: &TenantId,
@@ -94,18 +113,11 @@ async fn run_page(
     after: Option<RunCursor>,
     limit: u32,
 ) -> Result<Page<RunView>, StoreError> {
-    let mut rows = sqlx::query(concat!(
-        select_view!(),
-        "AND (?2 IS NULL OR r.status = ?2) AND (?3 IS NULL OR r.reason = ?3) \
-         AND (?4 IS NULL OR r.created_at >= ?4) AND (?5 IS NULL OR r.created_at < ?5) \
-         AND NOT EXISTS (SELECT 1 FROM json_each(?6) AS wanted WHERE NOT EXISTS ( \
-           SELECT 1 FROM json_each(r.metadata) AS label \
-           WHERE label.key = wanted.value ->> 0 AND label.value = wanted.value ->> 1)) \
-         AND (?7 IS NULL OR (r.created_at, r.uid) < (?7, ?8)) \
-         AND (?10 IS NULL OR r.spec ->> '$.body.agent' = ?10 \
-           OR substr(r.spec ->> '$.body.agent', 1, length(?10) + 1) = ?10 || '@') \
-         ORDER BY r.created_at DESC, r.uid DESC LIMIT ?9 + 1"
-    ))
+    let agent = filter.agent_versions();
+    let rows = sqlx::query(match agent {
+        Some(_) => list_runs!("AND r.agent >= ?10 AND r.agent <= ?11 "),
+        None => list_runs!(""),
+    })
     .bind(tenant.as_str())
     .bind(filter.status.as_deref())
     .bind(filter.reason.as_deref())
@@ -114,9 +126,12 @@ async fn run_page(
     .bind(codec::wanted_labels(&filter.metadata)?)
     .bind(after.map(|cursor| cursor.created_at.as_millis()))
     .bind(after.map(|cursor| cursor.uid.0))
-    .bind(limit)
-    .bind(filter.agent.as_deref())
-    .fetch(&store.reader);
+    .bind(limit);
+    let rows = match agent {
+        Some((first, last)) => rows.bind(first).bind(last),
+        None => rows,
+    };
+    let mut rows = rows.fetch(&store.reader);
     let (mut filling, mut wanted) = (Filling::new(limit), Wanted::default());
     while let Some(row) = rows.try_next().await? {
         let text = view_text(&row)?;

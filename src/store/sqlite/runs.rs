@@ -56,11 +56,11 @@ async fn run_insert(
     // A node that was taken for dead gets no run: nobody would free it.
     let taken = sqlx::query_scalar(concat!(
         "INSERT INTO runs (tenant_id, uid, id, status, reason, revision, fence, last_seq, owner, due_at, attempt, \
-           crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at) \
+           crashes, priority, spec, state, metadata, binding_revision, created_at, updated_at, finished_at, agent) \
          SELECT ?1, ?2, ?3, ?4, ?5, 1, owner IS NOT NULL, ?6, owner, \
            CASE WHEN owner IS NULL THEN ?18 + ",
         now_ms!(),
-        " END, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16 \
+        " END, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?19 \
          FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = ?17 AND dead_at IS NULL) AS owner) AS taker \
          WHERE true ON CONFLICT (tenant_id, id) DO NOTHING RETURNING owner IS NOT NULL"
     ))
@@ -82,6 +82,7 @@ async fn run_insert(
     .bind(rows.finished_at)
     .bind(if rows.lets_go { None } else { admission.owner.map(|node| node.0) })
     .bind(if rows.lets_go { rows.due_in } else { Some(0) })
+    .bind(admission.spec.agent.as_ref().map(ToString::to_string))
     .fetch_optional(&mut **tx)
     .await?;
     Ok(taken)

@@ -80,7 +80,7 @@ async fn race(nodes: &[Arc<Product>; 2], run: usize, open: &[Value]) -> Vec<(usi
     let mut votes = Vec::new();
     for voter in 0..VOTERS {
         let mut dice = Dice::new(run as u64, "votes", voter as u64);
-        let node = Arc::clone(&nodes[if dice.roll(2) == 0 { 0 } else { 1 }]);
+        let node = Arc::clone(&nodes[usize::from(dice.roll(2) == 0)]);
         let paths: Vec<_> = open.iter().map(vote_path).collect();
         let turned = usize::from(dice.roll(2) == 0);
         let decisions: Vec<_> = paths.iter().map(|_| if dice.roll(3) == 0 { "deny" } else { "approve" }).collect();

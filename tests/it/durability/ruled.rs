@@ -79,7 +79,13 @@ fn approve_all<'a>(site: &'a mut Site, _fake: &'a FakeMcp, body: &'a Value) -> B
             }
             let reason = run["reason"].as_str().unwrap();
             assert!(matches!(reason, "approval-required" | "limit-escalated"), "{run}");
-            for asked in run["pending"]["approvals"].as_array().unwrap() {
+            // A run that waits for people has asked them something, and it stands in their inbox.
+            let open = run["pending"]["approvals"].as_array().unwrap();
+            assert!(!open.is_empty(), "it waits for nothing: {run}");
+            let inbox = site.get("/v1/approvals?status=pending").await["data"].clone();
+            let ids = |list: &[Value]| list.iter().map(|asked| asked["id"].clone()).collect::<Vec<_>>();
+            assert_eq!(ids(inbox.as_array().unwrap()), ids(open), "{run}");
+            for asked in open {
                 let (status, answer) = site.approve(asked["id"].as_str().unwrap()).await;
                 // A vote that was stored before the node died finds its approval decided.
                 assert!(matches!(status, 200 | 409), "{status} {answer}");
@@ -91,12 +97,12 @@ fn approve_all<'a>(site: &'a mut Site, _fake: &'a FakeMcp, body: &'a Value) -> B
 }
 
 #[tokio::test]
-async fn b020_b244_a_limit_that_people_raise_survives_a_death_at_every_point_on_sqlite() {
+async fn b020_b244_field_a085_a_limit_that_people_raise_survives_a_death_at_every_point_on_sqlite() {
     sweep(RAISED, Kind::Sqlite).await;
 }
 
 #[tokio::test]
-async fn b020_b214_what_people_decide_of_a_lost_call_survives_a_death_at_every_point_on_postgres() {
+async fn b020_b214_field_a085_what_people_decide_of_a_lost_call_survives_a_death_at_every_point_on_postgres() {
     sweep(ASKED, Kind::Postgres).await;
 }
 

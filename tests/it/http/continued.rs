@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use super::harness::{RUNS, Server, says, slow};
+use super::inputs::until;
 use crate::support::database::{Database, both_stores};
-use crate::support::fake_mcp::FakeMcp;
+use crate::support::fake_mcp::{FakeMcp, Reply};
 use crate::support::fake_model::FakeModel;
 use crate::support::world::run_on;
 
@@ -12,6 +13,8 @@ both_stores! {
     a_run_goes_on_with_the_conversation_of_one_that_ended_and_of_the_one_before,
     a_call_that_its_run_left_without_a_result_has_one_in_the_next,
     only_a_run_of_the_tenant_that_has_ended_can_be_continued,
+    field_a090_a_new_message_waits_for_the_approval_or_finds_the_call_settled_as_not_executed,
+    field_a094_a_message_after_a_cancelled_call_is_valid,
 }
 
 /// The roles of what a model was asked last.
@@ -84,6 +87,84 @@ async fn a_call_that_its_run_left_without_a_result_has_one_in_the_next(database:
     assert_valid(&model);
     let told = model.requests()[0]["messages"][2]["content"].as_str().unwrap().to_owned();
     assert!(told.contains("limit of 1 tool calls"), "{told}");
+}
+
+async fn field_a090_a_new_message_waits_for_the_approval_or_finds_the_call_settled_as_not_executed(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let entry = json!([{ "url": fake.url(), "require_approval": true }]);
+    let first = server.settled(&run_on("first", &[("charge", json!({}))], entry)).await;
+    assert_eq!(first["reason"], "approval-required", "{first}");
+    for (provider, model) in
+        [("openai", FakeModel::start(&[]).await), ("anthropic", FakeModel::start_anthropic().await)]
+    {
+        let mut body =
+            json!({ "id": provider, "model": model.spec(), "input": "Something else.", "continue_from": "first" });
+        body["model"]["provider"] = json!(provider);
+        if provider == "openai" {
+            // While the approval is open, nothing goes on beside it.
+            server.post("/v1/runs", &server.alice(), &body).await.problem(409, "run-not-ended");
+            let still = server.get("/v1/runs/first", &server.alice()).await.json();
+            assert_eq!((&still["revision"], model.requests().len()), (&first["revision"], 0), "{still}");
+            server.post("/v1/runs/first/cancel", &server.alice(), &json!({})).await;
+            until(&server, "first", |run| run["status"] == "cancelled").await;
+        }
+        let next = server.settled(&body).await;
+        assert_eq!(next["status"], "completed", "{next}");
+        let request = model.requests().last().unwrap().to_string();
+        assert!(request.contains("cancelled before the call was sent"), "{request}");
+        if provider == "openai" {
+            assert_valid(&model);
+        } else {
+            assert_paired(&model);
+        }
+    }
+    assert_eq!(fake.count("tools/call"), 0, "nothing was carried out");
+}
+
+async fn field_a094_a_message_after_a_cancelled_call_is_valid(database: Database) {
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    fake.on_call(|_| Reply::Silence);
+    let first = run_on("first", &[("charge", json!({})), ("charge", json!({}))], json!([{ "url": fake.url() }]));
+    assert_eq!(server.post("/v1/runs", &server.alice(), &first).await.status.as_u16(), 201);
+    fake.wait_until(|fake| fake.count("tools/call") == 2).await;
+    server.post("/v1/runs/first/cancel", &server.alice(), &json!({})).await;
+    until(&server, "first", |run| run["status"] == "cancelled").await;
+    let receipts = server.get("/v1/runs/first/receipts", &server.alice()).await.json();
+    assert_eq!(
+        (&receipts["data"][0]["stage"], &receipts["data"][0]["cause"]),
+        (&json!("indeterminate"), &json!("cancelled"))
+    );
+    for (provider, model) in
+        [("openai", FakeModel::start(&[]).await), ("anthropic", FakeModel::start_anthropic().await)]
+    {
+        let mut body = json!({ "id": provider, "model": model.spec(), "input": "Go on.", "continue_from": "first" });
+        body["model"]["provider"] = json!(provider);
+        let next = server.settled(&body).await;
+        assert_eq!(next["status"], "completed", "{next}");
+        if provider == "openai" {
+            assert_valid(&model);
+        } else {
+            assert_paired(&model);
+        }
+    }
+}
+
+/// Every `tool_use` of the last request has exactly one `tool_result` in the message right behind it.
+#[track_caller]
+fn assert_paired(model: &FakeModel) {
+    let requests = model.requests();
+    let messages = requests.last().unwrap()["messages"].as_array().unwrap();
+    let ids = |message: &Value, kind: &str, name: &str| -> Vec<String> {
+        let blocks = message["content"].as_array().into_iter().flatten();
+        blocks.filter(|block| block["type"] == kind).map(|block| block[name].as_str().unwrap().to_owned()).collect()
+    };
+    let mut used = 0;
+    for pair in messages.windows(2) {
+        let open = ids(&pair[0], "tool_use", "id");
+        used += open.len();
+        assert_eq!(open, ids(&pair[1], "tool_result", "tool_use_id"), "{messages:#?}");
+    }
+    assert!(used > 0, "{messages:#?}");
 }
 
 async fn only_a_run_of_the_tenant_that_has_ended_can_be_continued(database: Database) {

@@ -24,3 +24,4 @@ mod said;
 mod sampling;
 mod streams;
 mod structured;
+mod tenants;

@@ -14,7 +14,7 @@ use super::harness::{SOON, Server, request, says, slow};
 use crate::support::database::Database;
 
 /// An open stream, read frame by frame as strictly as the strictest reader.
-struct Reader {
+pub(super) struct Reader {
     body: BodyDataStream,
     text: String,
 }
@@ -28,7 +28,7 @@ impl Reader {
     }
 
     /// The next frame, or `None` at the end of the stream.
-    async fn frame(&mut self) -> Option<String> {
+    pub(super) async fn frame(&mut self) -> Option<String> {
         loop {
             if let Some((frame, rest)) = self.text.split_once("\n\n") {
                 let (frame, rest) = (frame.to_owned(), rest.to_owned());
@@ -76,7 +76,7 @@ impl Server {
         self.router.clone().oneshot(request(Method::GET, path, token, &headers, Body::empty())).await.unwrap()
     }
 
-    async fn read(&self, path: &str, token: &str, headers: &[(&str, &str)]) -> Reader {
+    pub(super) async fn read(&self, path: &str, token: &str, headers: &[(&str, &str)]) -> Reader {
         let response = self.open(path, token, headers).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         Reader::new(response)

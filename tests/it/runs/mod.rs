@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
+use crate::support::fake_mcp::FakeMcp;
 use crate::support::world::{World, asker, run_id, run_on};
 
 #[tokio::test]
@@ -34,6 +35,16 @@ async fn b001_b003_b005_the_first_example_completes_with_one_charge_and_one_rece
     let expected =
         "run-status run-status turn-started part part tool-started tool-output turn-started part part result";
     assert_eq!(kinds.join(" "), expected);
+}
+
+#[tokio::test]
+async fn b202_a_run_that_takes_no_tool_of_a_server_never_contacts_it() {
+    let (world, fake) = (World::start().await, FakeMcp::start().await);
+    for (id, mcp) in [("none", json!([])), ("unused", json!([{"url": fake.url(), "tools": []}]))] {
+        world.create(run_on(id, &[], mcp)).await.unwrap();
+        assert_eq!(world.rested(&run_id(id)).await.head.status.code(), "completed");
+    }
+    assert_eq!(fake.seen().len(), 0, "not even a connection was opened to it: {:?}", fake.seen());
 }
 
 #[tokio::test]

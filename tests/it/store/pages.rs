@@ -7,12 +7,61 @@ use countersign::run::status::{Status, StopReason, SuspendReason};
 use countersign::store::{RunCursor, RunFilter, RunStore};
 
 use super::draft::{Draft, apply, at, call, executing, node, tenant, undecided};
-use crate::support::database::{Database, both_stores};
+use crate::support::database::{Database, both_stores, eventually};
 
 both_stores! {
     runs_are_listed_newest_first_and_pages_are_stable_under_inserts => runs,
     runs_are_filtered_by_status_reason_labels_and_time => filters,
     messages_receipts_and_events_are_paged_in_order => inside_a_run,
+    the_runs_of_an_agent_are_found_among_many_by_their_index => of_agents,
+}
+
+async fn of_agents(database: Database) {
+    let store = database.open().await;
+    let mut wanted = Vec::new();
+    for (i, agent) in
+        ["pay/charger@1.0.0", "pay/charger-x@1.0.0", "pay/charger@1.2.0-rc.1+z", "pay/charge@1.0.0"].iter().enumerate()
+    {
+        let mut run = Draft::new("acme", &format!("r-{i}"));
+        run.spec.agent = Some((*agent).to_owned().try_into().unwrap());
+        // A label that no JSON operator of a database reads.
+        run.spec.metadata = [("a".to_owned(), "\u{0}".to_owned())].into_iter().collect();
+        run.head.created_at = at(i64::try_from(i).unwrap());
+        run.admit(&*store).await;
+        wanted.push(run.uid);
+    }
+    let mut plain = Draft::new("acme", "plain");
+    plain.admit(&*store).await;
+    let of = |agent: &str| RunFilter { agent: Some(agent.to_owned()), ..RunFilter::default() };
+    assert_eq!(all_pages(&*store, "acme", &of("pay/charger"), 1).await, [wanted[2], wanted[0]]);
+    assert_eq!(all_pages(&*store, "acme", &of("pay/charger@1.0.0"), 5).await, [wanted[0]]);
+    assert_eq!(all_pages(&*store, "globex", &of("pay/charger"), 5).await, []);
+    let columns = "tenant_id, status, revision, fence, last_seq, attempt, crashes, priority, spec, state, metadata, \
+                   binding_revision, created_at, updated_at";
+    let (id, many) = if database.is_postgres() {
+        ("gen_random_uuid(), 'many-' || n", "generate_series(1, 5000) AS many (n)")
+    } else {
+        (
+            "randomblob(16), 'many-' || n",
+            "(WITH RECURSIVE m (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM m WHERE n < 5000) SELECT n FROM m)",
+        )
+    };
+    let more =
+        format!("INSERT INTO runs ({columns}, uid, id) SELECT {columns}, {id} FROM runs, {many} WHERE id = 'plain'");
+    database.execute(&more).await;
+    database.execute("ANALYZE runs").await;
+    assert_eq!(all_pages(&*store, "acme", &of("pay/charger"), 50).await, [wanted[2], wanted[0]]);
+    if database.is_postgres() {
+        // Told by the sessions when they end.
+        store.close().await;
+        let used = "SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'runs_agent'";
+        eventually("the index is used", async || database.count(used).await > 0).await;
+    } else {
+        let plan = "EXPLAIN QUERY PLAN SELECT r.uid FROM runs r WHERE r.tenant_id = 'acme' AND r.agent >= 'pay/charger@' \
+                    AND r.agent <= 'pay/charger@~' ORDER BY r.created_at DESC, r.uid DESC LIMIT 51";
+        let plan = database.texts(plan, "detail").await.join("\n");
+        assert!(plan.contains("runs_agent"), "{plan}");
+    }
 }
 
 async fn all_pages(store: &dyn RunStore, of: &str, filter: &RunFilter, limit: u32) -> Vec<RunUid> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use countersign::store::{self, Store};
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, Row as _};
 use url::Url;
 use uuid::Uuid;
 
@@ -99,6 +99,13 @@ impl Database {
             let mut connection = sqlx::SqliteConnection::connect(&self.url).await.expect("the file opens");
             sqlx::query_scalar(sql).fetch_one(&mut connection).await.expect("a number")
         }
+    }
+
+    /// A text column of what an SQLite file answers.
+    pub(crate) async fn texts(&self, sql: &str, column: &str) -> Vec<String> {
+        let mut connection = sqlx::SqliteConnection::connect(&self.url).await.expect("the file opens");
+        let rows = sqlx::query(AssertSqlSafe(sql.to_owned())).fetch_all(&mut connection).await.expect("rows");
+        rows.iter().map(|row| row.get(column)).collect()
     }
 
     /// Every row of every table but the nodes', as text: what must be the same byte for byte when nothing may change.

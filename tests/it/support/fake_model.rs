@@ -1,4 +1,5 @@
-//! A model server of the OpenAI protocol that calls the tools it is told to, and notes which ones it was offered.
+//! A model server of the OpenAI protocol that calls the tools it is told to, and notes which ones it was offered; and one
+//! of the Anthropic protocol that only answers.
 
 use std::sync::Arc;
 
@@ -46,6 +47,17 @@ impl FakeModel {
         Self { url, script, _tasks: tasks }
     }
 
+    /// A model of the Anthropic protocol that says "Done.".
+    pub(crate) async fn start_anthropic() -> Self {
+        let script = Arc::new(Script { turns: Vec::new(), offered: Mutex::default(), requests: Mutex::default() });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let router = Router::new().route("/v1/messages", post(say_done)).with_state(Arc::clone(&script));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { axum::serve(listener, router).await.unwrap() });
+        Self { url, script, _tasks: tasks }
+    }
+
     /// The `model` of a run that asks it.
     pub(crate) fn spec(&self) -> Value {
         json!({ "provider": "openai", "name": "fake", "base_url": self.url })
@@ -60,6 +72,23 @@ impl FakeModel {
     pub(crate) fn offered(&self) -> Vec<Vec<String>> {
         self.script.offered.lock().clone()
     }
+}
+
+async fn say_done(State(script): State<Arc<Script>>, Json(request): Json<Value>) -> Response {
+    script.requests.lock().push(request);
+    let usage = json!({ "input_tokens": 3, "output_tokens": 1 });
+    let message = json!({ "id": "m", "type": "message", "role": "assistant", "model": "fake", "content": [],
+        "stop_reason": null, "stop_sequence": null, "usage": usage });
+    let events = [
+        json!({ "type": "message_start", "message": message }),
+        json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+        json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": "Done." } }),
+        json!({ "type": "content_block_stop", "index": 0 }),
+        json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn", "stop_sequence": null }, "usage": usage }),
+        json!({ "type": "message_stop" }),
+    ];
+    let frame = |event: &Value| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    ([("content-type", "text/event-stream")], events.iter().map(frame).collect::<String>()).into_response()
 }
 
 async fn answer(State(script): State<Arc<Script>>, Json(request): Json<Value>) -> Response {

@@ -41,7 +41,7 @@ fn turn_of(run: &Envelope, calls: &[(&str, &str)], trouble: &Trouble) -> Fact {
                 && target.server_tool == "charge"
             {
                 let troubles = BTreeMap::from([(Trigger::Indeterminate, trouble.clone())]);
-                *judged = Box::new(Judged { decision: None, troubles });
+                **judged = Judged { decision: None, troubles };
             }
         }
     }

@@ -197,6 +197,24 @@ fn b244_calls_that_the_model_makes_after_the_deadline_do_not_leave() {
     assert_eq!(stages(&run), ["rejected"]);
 }
 
+#[test]
+fn b208_a_turn_gets_the_results_of_its_own_calls_only() {
+    let mut run = begun();
+    for (number, said) in [(1, "first"), (2, "second")] {
+        let fact = ended(&run, turn(said, &[("call_0", "charge"), ("call_1", "look")]));
+        apply(&mut run, fact, NOW).unwrap();
+        for position in [1, 0] {
+            let output = json!({"content": [{"type": "text", "text": format!("{said} {position}")}]});
+            let outcome = Outcome::Answered(Answer::Done { output });
+            apply(&mut run, Fact::CallEnded { key: key(number, position), outcome }, NOW).unwrap();
+        }
+        let given = json!(run.messages.last().unwrap().content).to_string();
+        let other = if number == 1 { "second" } else { "first" };
+        assert!(given.contains(&format!("{said} 0")) && given.contains(&format!("{said} 1")), "{given}");
+        assert!(!given.contains(other), "{given}");
+    }
+}
+
 fn erred(key: CallKey) -> Fact {
     let error = ToolError::new("tool-error", "no");
     Fact::CallEnded { key, outcome: Outcome::Answered(Answer::Failed { error, output: None }) }
