@@ -206,12 +206,8 @@ impl Transport<RoleClient> for StdioTransport {
     async fn close(&mut self) -> Result<(), PipeFault> {
         // Whoever is writing stops at once, so the lock is free.
         self.shared.gone.cancel();
-        let mut input = self.shared.input.lock().await;
-        if let Some(process) = &mut self.process {
-            process.look_for_strays();
-        }
-        input.close();
-        drop(input);
+        self.process.iter_mut().for_each(Process::look_for_strays);
+        self.shared.input.lock().await.close();
         if let Some(process) = self.process.take() {
             process.end().await;
         }

@@ -42,13 +42,17 @@ async fn conforms(scenarios: [&str; 2], baseline: &str) {
 
 /// The scenarios that a baseline exempts. Each stands below a reason of its own or of its group.
 fn exempted(text: &str) -> Result<BTreeSet<&str>, String> {
-    let (mut named, mut reason) = (BTreeSet::new(), false);
+    let (mut named, mut reason, mut in_reason) = (BTreeSet::new(), false, false);
     for line in text.lines().skip_while(|line| line.trim() != "client:").skip(1).map(str::trim) {
         match line.strip_prefix("- ") {
             Some(scenario) if !reason => return Err(format!("{scenario} has no reason")),
             Some(scenario) if !named.insert(scenario) => return Err(format!("{scenario} stands twice")),
-            Some(_) => {}
-            None => reason = line.strip_prefix('#').is_some_and(|reason| reason.trim().len() > 20),
+            Some(_) => in_reason = false,
+            None => {
+                // A reason may take several lines.
+                reason = (reason && in_reason) || line.strip_prefix('#').is_some_and(|text| text.trim().len() > 20);
+                in_reason = true;
+            }
         }
     }
     Ok(named)
