@@ -25,6 +25,9 @@ use crate::store::{AuditRow, KeptApproval, Left, Loaded, PlaceInTime};
 /// Longest comment, in bytes.
 const COMMENT_MAX: usize = 4000;
 
+/// Longest arguments that a vote may bring, in bytes: they are kept with the run until it is decided.
+const ARGUMENTS_MAX: usize = 64 * 1024;
+
 /// Longest token that is looked at, in bytes.
 const TOKEN_MAX: usize = 8192;
 
@@ -181,6 +184,8 @@ impl Commands {
             approval: approval.id,
             decision: request.decision,
             comment: request.comment.clone(),
+            // The token was checked against the approval as it stands.
+            read: request.token.is_some().then(|| approval.input_digest.clone()),
             arguments: given,
         };
         Ok((cast, ruling))
@@ -249,6 +254,11 @@ pub(super) fn check(request: &DecideApproval, at: &str, needs_token: bool, fault
     let approves = request.decision == Verdict::Approve;
     let fits = request.arguments.is_none() || approves;
     faults.require(fits, &format!("{at}/arguments"), "belong to the decision \"approve\" only");
+    let small = request
+        .arguments
+        .as_ref()
+        .is_none_or(|given| serde_json::to_string(given).is_ok_and(|text| text.len() <= ARGUMENTS_MAX));
+    faults.require(small, &format!("{at}/arguments"), "at most 65536 bytes");
     let short = request.token.as_ref().is_none_or(|token| token.len() <= TOKEN_MAX);
     faults.require(short, &format!("{at}/token"), "is no approval token");
     let missing = needs_token && approves && request.token.is_none();

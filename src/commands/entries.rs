@@ -10,6 +10,9 @@ use crate::run::tighten::tighten;
 use crate::schema::{Budget, FAULT_MAX, Unusable};
 use crate::secrets::{Redactor, RunSecrets};
 
+/// What a run was told in confidence stays where it was told to go, whoever resumes it.
+const OWN_SECRET: &str = "is the run's own: it goes only where it was given for, under the same address";
+
 impl Commands {
     /// The entries as the run is bound to them. `secrets` is `None` for a resume: the run's own names are not known
     /// here, and `check_secrets_of` looks at them later.
@@ -182,16 +185,30 @@ impl Commands {
     pub(super) async fn check_secrets_of(
         &self,
         asker: &Asker,
-        entries: &[McpEntry],
+        (entries, bound): (&[McpEntry], &[McpEntry]),
         secrets: &RunSecrets,
     ) -> Result<(), CommandError> {
         let mut faults = Faults::default();
         for (index, entry) in entries.iter().enumerate() {
-            if let Some(auth) = entry.auth.as_ref().filter(|auth| !secrets.has(auth.secret())) {
-                let pointer = format!("/mcp/{index}/auth/secret");
-                self.check_stored_for(asker, auth, entry, &pointer, &mut faults).await?;
+            let at = format!("/mcp/{index}");
+            match &entry.auth {
+                Some(auth) if secrets.has(auth.secret()) => {
+                    let known = |known: &McpEntry| (&known.url, &known.auth) == (&entry.url, &entry.auth);
+                    faults.require(bound.iter().any(known), &format!("{at}/auth/secret"), OWN_SECRET);
+                }
+                Some(auth) => {
+                    self.check_stored_for(asker, auth, entry, &format!("{at}/auth/secret"), &mut faults).await?;
+                }
+                None => {}
             }
-            self.check_sampling(asker, entry, Some(secrets), &format!("/mcp/{index}"), &mut faults).await?;
+            let model = |entry: &McpEntry| entry.sampling.as_ref().map(|sampling| sampling.model.clone());
+            if let Some(wanted) = model(entry)
+                && wanted.secret.as_ref().is_some_and(|secret| secrets.has(secret))
+            {
+                let known = bound.iter().any(|known| model(known).as_ref() == Some(&wanted));
+                faults.require(known, &format!("{at}/sampling/model/secret"), OWN_SECRET);
+            }
+            self.check_sampling(asker, entry, Some(secrets), &at, &mut faults).await?;
         }
         faults.finish()
     }

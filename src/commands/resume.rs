@@ -197,7 +197,7 @@ impl Commands {
     ) -> Result<(Binding, Vec<Warning>), CommandError> {
         let secrets = self.dispatch.secrets(&asker.tenant, envelope.uid).await?;
         if let Some(given) = &given {
-            self.check_secrets_of(asker, given, &secrets).await?;
+            self.check_secrets_of(asker, (given, &envelope.binding.entries), &secrets).await?;
         }
         let entries = given.unwrap_or_else(|| envelope.binding.entries.clone());
         // Connections that carry the run's own credential belong to this request alone: were they the run's, it would

@@ -39,6 +39,9 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
             conflict(code, "The approval is decided", detail).linked(run.map(links::to_run).into_iter().collect())
         }
         Refusal::NoApproval(_) => conflict(code, "No such approval", detail).linked(links::of_approvals(run)),
+        Refusal::ApprovalChanged => {
+            conflict(code, "The arguments were changed", detail).linked(links::of_approvals(run))
+        }
         Refusal::AlreadyVoted => conflict(code, "One vote an actor", detail).linked(links::of_approvals(run)),
         Refusal::NotAnApprover => {
             Problem::new(StatusCode::FORBIDDEN, code, "Not an approver", detail).linked(links::of_approvals(run))

@@ -164,6 +164,9 @@ pub struct CastVote {
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comment: Option<String>,
+    /// The digest of the arguments that the voter has certainly read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read: Option<String>,
     /// Other arguments than those that were voted on so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Value>,

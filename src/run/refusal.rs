@@ -52,6 +52,9 @@ pub enum Refusal {
     /// This actor's vote counts already.
     #[error("this actor has voted on it")]
     AlreadyVoted,
+    /// An earlier vote changed the arguments, and nothing shows that this voter has read them.
+    #[error("the arguments were changed: approve with the token of the approval as it stands, or with these arguments")]
+    ApprovalChanged,
     /// The rule asks for other people's votes.
     #[error("the rule does not let this actor vote on it")]
     NotAnApprover,
@@ -97,6 +100,7 @@ impl Refusal {
             Self::AlreadyDecided(_) => "already-decided",
             Self::NoApproval(_) => "no-such-approval",
             Self::AlreadyVoted => "already-voted",
+            Self::ApprovalChanged => "approval-changed",
             Self::NotAnApprover => "not-an-approver",
             Self::ArgumentsFixed => "arguments-fixed",
             Self::RunNotEnded => "run-not-ended",

@@ -173,7 +173,7 @@ pub(super) fn wishes(
     votes: Vec<LeftVote>,
 ) -> Result<Wishes, StoreError> {
     let cancel_requested_by = cancel.map(|by| named("actor", Actor::parse(by))).transpose()?;
-    Ok(Wishes { cancel_requested_by, decisions, answers, votes, fetched })
+    Ok(Wishes { cancel_requested_by, decisions, answers, fetched, votes })
 }
 
 /// A row of the audit as it is read: at, id, actor, action, subject, run, detail.

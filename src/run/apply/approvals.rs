@@ -57,7 +57,7 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
         created_at: draft.now,
         decided_at: None,
     };
-    open(draft, OpenApproval { call: key, subject, requirement, approval });
+    open(draft, OpenApproval { call: key, subject, requirement, approval, is_changed: false });
 }
 
 pub(super) fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
@@ -116,7 +116,7 @@ fn by_timeout(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict) {
 }
 
 fn escalate(draft: &mut Draft<'_>, mut late: OpenApproval, next: Requirement) {
-    let (call, subject) = (late.call, late.subject.clone());
+    let (call, subject, is_changed) = (late.call, late.subject.clone(), late.is_changed);
     let mut approval = Approval {
         status: ApprovalStatus::Pending,
         votes: Vec::new(),
@@ -127,7 +127,7 @@ fn escalate(draft: &mut Draft<'_>, mut late: OpenApproval, next: Requirement) {
     };
     approval.required = next.rule.required.max(1);
     close(draft, &mut late.approval, ApprovalStatus::Escalated);
-    open(draft, OpenApproval { call, subject, requirement: next, approval });
+    open(draft, OpenApproval { call, subject, requirement: next, approval, is_changed });
 }
 
 fn close(draft: &mut Draft<'_>, approval: &mut Approval, status: ApprovalStatus) {
@@ -156,7 +156,11 @@ pub(super) fn check(
         return Err(Refusal::AlreadyVoted);
     }
     if !changes(open, cast) {
-        return Ok(());
+        let digest = Some(&open.approval.input_digest);
+        let has_read = cast.arguments.is_some() || cast.read.as_ref() == digest;
+        let must_have = open.is_changed || cast.read.is_some();
+        let blind = cast.decision == Verdict::Approve && must_have && !has_read;
+        return if blind { Err(Refusal::ApprovalChanged) } else { Ok(()) };
     }
     let fixed = open.requirement.rule.on_modify == OnModify::Forbid;
     if let (Subject::Limit(reached), Some(to), false) = (&open.subject, &cast.arguments, fixed) {
@@ -254,6 +258,7 @@ fn judge(draft: &mut Draft<'_>, key: CallKey, judged: Judged) {
 /// Other arguments are another question: whoever voted before voted on something else.
 fn change(draft: &mut Draft<'_>, open: &mut OpenApproval, given: Value) {
     open.approval.votes.clear();
+    open.is_changed = true;
     open.approval.input_digest = input_digest(&given);
     open.approval.input = given.clone();
     if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == open.call) {
@@ -277,7 +282,7 @@ fn decide(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict, actor
         Verdict::Deny => ApprovalStatus::Denied,
     };
     close(draft, &mut open.approval, status);
-    let OpenApproval { call, subject, requirement, approval } = open;
+    let OpenApproval { call, subject, requirement, approval, .. } = open;
     match (subject, verdict) {
         (Subject::Call, Verdict::Approve) => draft.move_call(call, Stage::Pending),
         (Subject::Call, Verdict::Deny) => deny_call(draft, call, &requirement, &approval, refused),

@@ -146,7 +146,10 @@ fn ask(draft: &mut Draft<'_>, reached: Reached, requirement: Requirement) {
     };
     // A place that no call of the turn has.
     let call = CallKey { turn, position: u32::MAX };
-    open(draft, OpenApproval { call, subject: Subject::Limit(Box::new(reached)), requirement, approval });
+    open(
+        draft,
+        OpenApproval { call, subject: Subject::Limit(Box::new(reached)), requirement, approval, is_changed: false },
+    );
     if let Some(reason) = draft.envelope.awaits() {
         draft.suspend(reason);
     }

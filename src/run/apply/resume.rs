@@ -14,29 +14,8 @@ use crate::run::status::Status;
 use crate::run::time::Timestamp;
 
 pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -> Result<Commit, Refusal> {
-    match envelope.head.status {
-        Status::Suspended(_) => {}
-        Status::Queued | Status::Running => return Err(Refusal::RunActive),
-        Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
-            return Err(Refusal::RunTerminal);
-        }
-    }
-    if let Some(call) = ambiguous(envelope, &resume.retry) {
-        return Err(Refusal::AmbiguousCall(call));
-    }
-    let drift = envelope.binding.drift(&resume.served);
-    if let Some(drift) = &drift {
-        refuse_drift(envelope, drift, &resume)?;
-    }
-    refuse_moved(envelope, &resume.served)?;
+    let drift = admissible(envelope, &resume, now)?;
     let authorized = authorized(envelope, &resume.retry);
-    fetched::refuse_results(envelope, &resume.results)?;
-    for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
-        approvals::check(envelope, vote, ruling.as_ref(), now)?;
-        if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
-            return Err(Refusal::AlreadyVoted);
-        }
-    }
     let tightens = resume.limits.is_some_and(|limits| limits != *envelope.limits());
     let decides = !(authorized.is_empty() && resume.votes.is_empty() && resume.results.is_empty());
     if envelope.rests_because().is_some() && !decides && !tightens {
@@ -77,6 +56,33 @@ pub(super) fn resumed(envelope: &mut Envelope, resume: Resume, now: Timestamp) -
         Some(_) => {}
     }
     Ok(draft.commit())
+}
+
+/// How the servers differ from the record, of a resume that the run admits.
+fn admissible(envelope: &Envelope, resume: &Resume, now: Timestamp) -> Result<Option<Drift>, Refusal> {
+    match envelope.head.status {
+        Status::Suspended(_) => {}
+        Status::Queued | Status::Running => return Err(Refusal::RunActive),
+        Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
+            return Err(Refusal::RunTerminal);
+        }
+    }
+    if let Some(call) = ambiguous(envelope, &resume.retry) {
+        return Err(Refusal::AmbiguousCall(call));
+    }
+    let drift = envelope.binding.drift(&resume.served);
+    if let Some(drift) = &drift {
+        refuse_drift(envelope, drift, resume)?;
+    }
+    refuse_moved(envelope, &resume.served)?;
+    fetched::refuse_results(envelope, &resume.results)?;
+    for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
+        approvals::check(envelope, vote, ruling.as_ref(), now)?;
+        if resume.votes.iter().take(index).any(|(earlier, _)| earlier.approval == vote.approval) {
+            return Err(Refusal::AlreadyVoted);
+        }
+    }
+    Ok(drift)
 }
 
 /// A changed catalog is refused unless the caller accepts it and no call made against the record is open: settling

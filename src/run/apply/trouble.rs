@@ -160,7 +160,13 @@ pub(super) fn fails(draft: &mut Draft<'_>) -> bool {
         let (trigger, rule, reason) = call.fails_run()?;
         let what = match &call.stage {
             Stage::Failed { error, .. } => error.message.clone(),
-            _ => format!("Nobody knows whether a call of {} had its effect.", call.tool),
+            Stage::Rejected { .. }
+            | Stage::Proposed
+            | Stage::Pending
+            | Stage::Executing { .. }
+            | Stage::Waiting { .. }
+            | Stage::Completed { .. }
+            | Stage::Indeterminate { .. } => format!("Nobody knows whether a call of {} had its effect.", call.tool),
         };
         Some(RunError::new(failed_code(trigger), format!("{what} {}", why(rule, reason))))
     });

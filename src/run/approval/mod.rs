@@ -189,6 +189,9 @@ pub struct OpenApproval {
     pub requirement: Requirement,
     /// As everybody reads it.
     pub approval: Approval,
+    /// Whether a vote changed the arguments: who approves them from then on must have read these.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_changed: bool,
 }
 
 impl OpenApproval {

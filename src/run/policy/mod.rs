@@ -177,7 +177,7 @@ pub fn about<'a>(own: &'a [Policy], binding: &'a Binding, tool: &'a BoundTool) -
     };
     let server = entry.and_then(|entry| entry.server.as_deref()).unwrap_or_default();
     let servers = [server, entry.map_or("", McpEntry::label)];
-    let place = Place { offered: &tool.name, server_tool, servers };
+    let place = Place { offered: &tool.name, recorded: tool.recorded_name(), server_tool, servers };
     let of_run = own.iter().filter(|policy| policy.scope.covers(place));
     let of_server = entry.into_iter().flat_map(|entry| &entry.policies);
     of_run.chain(of_server.filter(|policy| policy.scope.covers_own(server_tool))).collect()

@@ -9,7 +9,7 @@ pub enum Scope {
     /// Every call of the run; in the registration of a server every call to it.
     #[default]
     Agent,
-    /// Calls of this tool: the name offered to the model, in the registration of a server the server's own.
+    /// Calls of this tool: the name offered to the model, or the one that was mapped to it; in the registration of a server the server's own.
     Tool(String),
     /// Calls to this server.
     Server(String),
@@ -43,6 +43,8 @@ impl TryFrom<String> for Scope {
 pub struct Place<'a> {
     /// What the model calls it.
     pub offered: &'a str,
+    /// Its name before it was mapped for the model's provider; the same where it was not.
+    pub recorded: &'a str,
     /// What its server calls it; the same for a tool that no server serves.
     pub server_tool: &'a str,
     /// The registered server's name and the entry's label; empty for a tool that no server serves.
@@ -54,7 +56,7 @@ impl Scope {
     pub fn covers(&self, place: Place<'_>) -> bool {
         match self {
             Self::Agent => true,
-            Self::Tool(name) => name == place.offered,
+            Self::Tool(name) => name == place.offered || name == place.recorded,
             Self::Server(name) => place.servers.contains(&name.as_str()),
         }
     }

@@ -136,9 +136,15 @@ fn a_limit_is_judged_by_its_own_rules_and_an_unclear_one_fails_the_run() {
 
 #[test]
 fn a_scope_covers_its_tool_its_server_or_everything() {
-    let place = Place { offered: "orders_refund", server_tool: "refund", servers: ["orders-eu", "orders"] };
+    let place = Place {
+        offered: "orders_refund_1",
+        recorded: "orders_refund",
+        server_tool: "refund",
+        servers: ["orders-eu", "orders"],
+    };
     for (scope, covers, covers_own) in [
         ("agent", true, true),
+        ("tool:orders_refund_1", true, false),
         ("tool:orders_refund", true, false),
         ("tool:refund", false, true),
         ("server:orders", true, true),

@@ -52,7 +52,7 @@ async fn run_insert(
              agent) \
            SELECT $15, $16, $17, $18, $19, 1, (taker.owner IS NOT NULL)::int, $20, taker.owner, \
              CASE WHEN taker.owner IS NULL THEN $21 + now_ms() END, $22, $23, $24, $25::json, $26::json, $27::json, \
-             $28, $29, $30, $31, $42 \
+             $28, $29, $30, $31, $43 \
            FROM (SELECT (SELECT node_id FROM nodes WHERE node_id = $32 AND dead_at IS NULL) AS owner) AS taker \
            ON CONFLICT (tenant_id, id) DO NOTHING \
            RETURNING tenant_id, uid, binding_revision, owner, $33::text AS binding, 1 AS m_from, cardinality($1) AS m_to, \

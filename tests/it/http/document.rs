@@ -89,9 +89,11 @@ fn at_run(operation: &Operation, run: &str) -> String {
         .replace("{run_id}", run)
         .replace("{name}", run)
         .replace("{namespace}", "mine")
+        .replace("{worker_id}", "w1")
         .replace("{version}", "1.0.0");
     let path = path.replace("{turn}", "1").replace("{call_id}", "call_1").replace("{input_id}", "input_1");
     let path = if path.starts_with("/v1/approvals/") { path.replace("{id}", &Uuid::nil().to_string()) } else { path };
+    let path = if path.starts_with("/v1/worker-calls/") { path.replace("{id}", "nothing") } else { path };
     assert!(!path.contains('{'), "{path}: say what stands there");
     path
 }

@@ -12,6 +12,7 @@ both_stores! {
     b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved,
     b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved,
     b247_a_resume_brings_a_run_of_an_agent_no_other_servers,
+    b250_a_runs_own_secret_goes_nowhere_else_whoever_resumes_it,
 }
 
 /// A server that looks the same.
@@ -50,10 +51,7 @@ async fn b230_a_resume_takes_no_waiting_call_to_another_server(database: Databas
     let waiting = site.settled(&charging(&site, "r", json!({ "require_approval": true }))).await;
     assert_eq!(waiting["reason"], "approval-required", "{waiting}");
     let writer = site.server.token("acme", "mallory", "runs:write");
-    for mcp in [
-        json!([{ "url": other.url() }]),
-        json!([{ "url": site.fake.url() }]),
-    ] {
+    for mcp in [json!([{ "url": other.url() }]), json!([{ "url": site.fake.url() }])] {
         let body = json!({ "mcp": mcp, "limits": { "max_turns": 19 } });
         let problem = site.send_as(&writer, Method::POST, "/v1/runs/r/resume", &body).await;
         let problem = problem.problem(409, "mcp-server-moved");
@@ -114,4 +112,32 @@ async fn b247_a_resume_brings_a_run_of_an_agent_no_other_servers(database: Datab
         faults(&answer),
         [("/mcp".to_owned(), "the run is made of the agent pay/er@1.0.0, which says its servers".to_owned())]
     );
+}
+
+async fn b250_a_runs_own_secret_goes_nowhere_else_whoever_resumes_it(database: Database) {
+    let (site, other) = (Site::on(database).await, twin().await);
+    let auth = json!({ "scheme": "bearer", "secret": "till_token" });
+    let mut body = site.calling("r", &[("charge", json!({ "amount": 9 }))], json!([]));
+    body["mcp"] = json!([{ "url": site.fake.url(), "auth": auth, "require_approval": true }]);
+    body["secrets"] = json!({ "till_token": "canary-of-the-run" });
+    site.settled(&body).await;
+    let writer = site.server.token("acme", "mallory", "runs:write");
+    let model = json!({ "provider": "openai", "name": "m", "base_url": other.url(), "secret": "till_token" });
+    for (entry, at) in [
+        (json!({ "url": other.url(), "auth": auth }), "/mcp/0/auth/secret"),
+        (
+            json!({ "url": other.url(), "auth": { "scheme": "header", "header": "x-key", "secret": "till_token" } }),
+            "/mcp/0/auth/secret",
+        ),
+        (
+            json!({ "url": site.fake.url(), "auth": auth, "sampling": { "model": model } }),
+            "/mcp/0/sampling/model/secret",
+        ),
+    ] {
+        let answer = site.send_as(&writer, Method::POST, "/v1/runs/r/resume", &json!({ "mcp": [entry] })).await;
+        assert_eq!(super::pointers(&answer), [at], "{entry}");
+    }
+    assert_eq!(other.seen().len(), 0, "nobody asked there, and nothing was told");
+    approve(&site, "r").await;
+    assert_eq!(super::policies::ended(&site, "r").await["status"], "completed");
 }

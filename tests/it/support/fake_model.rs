@@ -49,7 +49,12 @@ impl FakeModel {
 
     /// A model of the Anthropic protocol that says "Done.".
     pub(crate) async fn start_anthropic() -> Self {
-        let script = Arc::new(Script { turns: Vec::new(), offered: Mutex::default(), requests: Mutex::default() });
+        let script = Arc::new(Script {
+            turns: Vec::new(),
+            refused: Vec::new(),
+            offered: Mutex::default(),
+            requests: Mutex::default(),
+        });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/v1/messages", post(say_done)).with_state(Arc::clone(&script));

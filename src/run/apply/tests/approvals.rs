@@ -96,6 +96,29 @@ fn b228_a_quorum_needs_different_actors_and_may_leave_out_whoever_began_the_run(
 }
 
 #[test]
+fn b229_nobody_approves_changed_arguments_without_having_read_them() {
+    let mut run = asked(&[("a", "charge")], &json!({"required": 2}));
+    let approval = run.head.state.approvals.open[0].approval.id;
+    let blind = vote_of(approval, "carol", Verdict::Approve, None);
+    let read = vote_on(&run, 0, "carol", Verdict::Approve, None);
+    assert!(apply(&mut run.clone(), blind.clone(), NOW).is_ok(), "as they were asked about, a vote is enough");
+    let to = Ruling::Admit {
+        target: run.calls[0].target.clone().unwrap(),
+        input: json!({"amount": 3}),
+        judged: Box::default(),
+    };
+    vote(&mut run, 0, "bob", Verdict::Approve, Some(to));
+    for unread in [blind, read] {
+        let mut tried = run.clone();
+        assert_eq!(apply(&mut tried, unread, NOW).unwrap_err().code(), "approval-changed");
+        assert_eq!(tried, run);
+    }
+    assert!(apply(&mut run.clone(), vote_of(approval, "carol", Verdict::Deny, None), NOW).is_ok());
+    vote(&mut run, 0, "carol", Verdict::Approve, None);
+    assert!(run.head.state.approvals.open.is_empty());
+}
+
+#[test]
 fn b229_changed_arguments_clear_earlier_votes_and_are_what_is_sent() {
     let mut run = asked(&[("a", "charge")], &json!({"required": 2}));
     vote(&mut run, 0, "bob", Verdict::Approve, None);

@@ -23,6 +23,24 @@ fn after(mut run: Envelope, facts: Vec<Fact>) -> Envelope {
     run
 }
 
+/// Runs of tools that others carry out.
+fn fetched_states() -> Vec<(&'static str, Envelope)> {
+    let local = local_run(false);
+    let offered = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "work"), ("call_2", "work")]))]);
+    let with_worker = after(offered.clone(), vec![claimed(0, "l")]);
+    let with_client = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "pick")]))]);
+    let mixed = local_run(true);
+    let mixed = after(mixed.clone(), vec![ended(&mixed, turn("", &[("call_1", "work"), ("call_2", "charge")]))]);
+    let mixed = after(mixed, vec![claimed(0, "l")]);
+    vec![
+        ("on offer", offered),
+        ("with a worker", with_worker),
+        ("with the client", with_client),
+        ("with a worker and a server", mixed.clone()),
+        ("crashed while with a worker and a server", reloaded(&mixed)),
+    ]
+}
+
 fn states() -> Vec<(&'static str, Envelope)> {
     let asked = begun();
     let calling = after(asked.clone(), vec![ended(&asked, turn("", &[("call_1", "charge")]))]);
@@ -41,13 +59,6 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let asking = after(out.clone(), vec![input, sample_asked(0, 10)]);
     let waiting = after(out, vec![required(0, vec![("a", form())])]);
     let answered = after(waiting.clone(), vec![answer("input_1")]);
-    let local = local_run(false);
-    let offered = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "work"), ("call_2", "work")]))]);
-    let with_worker = after(offered.clone(), vec![claimed(0, "l")]);
-    let with_client = after(local.clone(), vec![ended(&local, turn("", &[("call_1", "pick")]))]);
-    let mixed = local_run(true);
-    let mixed = after(mixed.clone(), vec![ended(&mixed, turn("", &[("call_1", "work"), ("call_2", "charge")]))]);
-    let mixed = after(mixed, vec![claimed(0, "l")]);
     let mut gated = asked.clone();
     need_approval(&mut gated, &["charge"]);
     let gated = after(gated.clone(), vec![ended(&gated, turn("", &[("call_1", "charge")]))]);
@@ -58,12 +69,7 @@ fn states() -> Vec<(&'static str, Envelope)> {
     let rule = json!({"name": "limit", "trigger": "limit:reached", "action": "require_approval"});
     limited.spec.policies = vec![serde_json::from_value(rule).unwrap()];
     let reached = after(limited.clone(), vec![ended(&limited, turn("", &[("call_1", "charge")]))]);
-    vec![
-        ("on offer", offered),
-        ("with a worker", with_worker),
-        ("with the client", with_client),
-        ("with a worker and a server", mixed.clone()),
-        ("crashed while with a worker and a server", reloaded(&mixed)),
+    let states = vec![
         ("queued", new_run(json!({}), false).0),
         ("asking", asked.clone()),
         ("announced", Envelope { announced: true, ..asked.clone() }),
@@ -90,7 +96,8 @@ fn states() -> Vec<(&'static str, Envelope)> {
         ("limit raised", reloaded(&raised)),
         ("completed", after(asked.clone(), vec![ended(&asked, turn("done", &[]))])),
         ("cancelled", after(calling, vec![Fact::Cancelled])),
-    ]
+    ];
+    fetched_states().into_iter().chain(states).collect()
 }
 
 fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {

@@ -198,7 +198,7 @@ impl World {
             Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
             Step::AwaitCalls if self.executing().is_empty() && self.waits_for_sample() => self.sample(pick, dies),
             Step::AwaitCalls if self.executing().is_empty() => {
-                assert!(self.with_others(pick, dies), "nothing is awaited")
+                assert!(self.with_others(pick, dies), "nothing is awaited");
             }
             Step::AwaitCalls if pick % 11 == 3 => self.ask(pick, dies),
             Step::AwaitCalls if pick % 13 == 4 => self.answer(pick, dies),
@@ -260,7 +260,7 @@ impl World {
             1 => ended(&self.memory, turn("", &[("x", "charge")])),
             2 => ended(&self.memory, turn("", &[("x", "charge"), ("x", "look"), ("", "put"), ("y", "nope")])),
             3 => ended(&self.memory, turn("hm", &[("x", "put"), ("y", "charge"), ("z", "charge")])),
-            4 if pick % 4 == 0 => {
+            4 if pick.is_multiple_of(4) => {
                 ended(&self.memory, turn("", &[("w", "work"), ("x", "charge"), ("r", "read"), ("p", "pick")]))
             }
             4 if pick % 4 == 2 => ended(&self.memory, turn("", &[("w", "work"), ("v", "work")])),
