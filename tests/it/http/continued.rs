@@ -12,6 +12,7 @@ both_stores! {
     a_run_goes_on_with_the_conversation_of_one_that_ended_and_of_the_one_before,
     a_call_that_its_run_left_without_a_result_has_one_in_the_next,
     only_a_run_of_the_tenant_that_has_ended_can_be_continued,
+    only_who_may_read_a_run_can_continue_it,
 }
 
 /// The roles of what a model was asked last.
@@ -106,4 +107,26 @@ async fn only_a_run_of_the_tenant_that_has_ended_can_be_continued(database: Data
     active["id"] = json!("active");
     assert_eq!(server.post("/v1/runs", &alice, &active).await.status.as_u16(), 201);
     server.post("/v1/runs", &alice, &continued("active")).await.problem(409, "run-not-ended");
+}
+
+async fn only_who_may_read_a_run_can_continue_it(database: Database) {
+    let server = Server::start_on(database).await;
+    let mut first = says("between us");
+    first["id"] = json!("first");
+    assert_eq!(server.settled(&first).await["status"], "completed");
+    let model = FakeModel::start(&[]).await;
+    let body = |from: Value| json!({ "model": model.spec(), "input": "What was said?", "continue_from": from });
+    let writer = server.token("acme", "mallory", "runs:write");
+    for from in ["first", "nobody"] {
+        let refused = server.post("/v1/runs", &writer, &body(json!(from))).await.problem(403, "forbidden");
+        assert_eq!(refused["required_scope"], "runs:read");
+    }
+    assert!(model.requests().is_empty());
+    let wait = [("prefer", "wait=20")];
+    assert_eq!(server.post_with("/v1/runs", &writer, &wait, &body(Value::Null)).await.status.as_u16(), 201);
+    for scope in [RUNS, "admin"] {
+        let reader = server.token("acme", "alice", scope);
+        assert_eq!(server.post_with("/v1/runs", &reader, &wait, &body(json!("first"))).await.status.as_u16(), 201);
+        assert_eq!(roles(&model), ["user", "assistant", "user"]);
+    }
 }
