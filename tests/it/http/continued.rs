@@ -13,6 +13,7 @@ both_stores! {
     a_call_that_its_run_left_without_a_result_has_one_in_the_next,
     only_a_run_of_the_tenant_that_has_ended_can_be_continued,
     only_who_may_read_a_run_can_continue_it,
+    more_than_sixteen_mebibytes_are_not_carried_over,
 }
 
 /// The roles of what a model was asked last.
@@ -129,4 +130,31 @@ async fn only_who_may_read_a_run_can_continue_it(database: Database) {
         assert_eq!(server.post_with("/v1/runs", &reader, &wait, &body(json!("first"))).await.status.as_u16(), 201);
         assert_eq!(roles(&model), ["user", "assistant", "user"]);
     }
+}
+
+async fn more_than_sixteen_mebibytes_are_not_carried_over(database: Database) {
+    const MOST: usize = 16 * 1024 * 1024;
+    let server = Server::start_on(database).await;
+    let mut first = says("hi");
+    first["id"] = json!("first");
+    assert_eq!(server.settled(&first).await["status"], "completed");
+    let mut body = says("ok");
+    (body["id"], body["continue_from"]) = (json!("second"), json!("first"));
+    // It would not read: that many bytes are refused before anybody tries.
+    let kept = |bytes: usize| json!({ "/body/content/0/text": { "digest": "lost", "bytes": bytes } });
+    server.execute(&format!("UPDATE messages SET blobs = '{}' WHERE pos = 0", kept(MOST))).await;
+    let problem = server.post("/v1/runs", &server.alice(), &body).await.problem(422, "validation-failed");
+    assert_eq!(problem["errors"][0]["pointer"], "/continue_from", "{problem}");
+    assert!(
+        problem["errors"][0]["detail"].as_str().unwrap().ends_with("at most 16777216 are carried over"),
+        "{problem}"
+    );
+    let text = "x".repeat(MOST - 64 * 1024);
+    let said = json!({ "position": 0, "turn": 0, "role": "user", "content": [{ "type": "text", "text": text }] });
+    let long = json!({ "v": 1, "body": said });
+    server.execute(&format!("UPDATE messages SET blobs = NULL, body = '{long}' WHERE pos = 0")).await;
+    let second = server.settled(&body).await;
+    assert_eq!(second["status"], "completed", "{second}");
+    let page = server.get("/v1/runs/second/messages?limit=1", &server.alice()).await.json();
+    assert!(page["data"][0]["content"][0]["text"] == text, "the whole of it");
 }
