@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{App, Grants, Server};
-use crate::auth::{Grant, Scope, mint, parse_ttl};
+use crate::auth::{Grant, Scope, mint, parse_ttl, subject};
 use crate::clock::{Clock, SystemClock};
 use crate::config::{self, Config};
 use crate::http::{ConnectionLimits, openapi};
@@ -207,7 +207,7 @@ pub fn token(arguments: &TokenArguments) -> anyhow::Result<()> {
     known_scopes(&arguments.scope)?;
     let grant = Grant {
         tenant: TenantId::parse(arguments.tenant.as_str()).context("--tenant is no name")?,
-        actor: Actor::parse(arguments.sub.as_str()).context("--sub is no name")?,
+        actor: subject(&arguments.sub).context("--sub is no name")?,
         scope: arguments.scope.clone(),
         ttl_s: parse_ttl(&arguments.ttl).context("--ttl is no duration like 90s, 15m, 1h or 7d")?,
         workload_identity: arguments.workload_identity.clone(),

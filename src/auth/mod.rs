@@ -3,6 +3,7 @@
 
 mod jwks;
 mod mint;
+mod subject;
 mod ticket;
 mod verify;
 
@@ -17,6 +18,7 @@ use url::Url;
 
 pub use jwks::JwksFault;
 pub use mint::{Grant, MintError, mint, parse_ttl};
+pub use subject::subject;
 pub use ticket::{Ticket, TicketRefusal, Tickets};
 pub use verify::Verifier;
 
@@ -148,6 +150,9 @@ pub enum AuthError {
     /// A required claim is missing.
     #[error("the token lacks the claim '{0}'")]
     MissingClaim(String),
+    /// A `sub` that looks like another.
+    #[error("the token's claim 'sub' has a blank at an end or a character that does not show")]
+    Unseen,
     /// A claim that cannot be what it should be.
     #[error("the token's claim '{0}' does not read")]
     BadClaim(String),

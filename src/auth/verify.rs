@@ -7,9 +7,9 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 
 use super::jwks::{Jwks, JwksFault};
-use super::{AuthError, AuthSettings, Caller, LEEWAY_S, Scope};
+use super::{AuthError, AuthSettings, Caller, LEEWAY_S, Scope, subject};
 use crate::net::EgressClient;
-use crate::run::ids::{Actor, TenantId};
+use crate::run::ids::TenantId;
 use crate::run::time::Timestamp;
 
 /// Longest token that is looked at, in bytes.
@@ -83,14 +83,12 @@ impl Verifier {
         {
             return Err(AuthError::Audience);
         }
-        let actor = text(claims, "sub")?;
-        let actor = Actor::parse(actor).filter(|actor| !actor.as_str().starts_with("system:"));
+        let actor = subject(text(claims, "sub")?)?;
         let tenant = TenantId::parse(text(claims, &self.tenant_claim)?);
         let scope_names = scopes(claims)?;
         Ok(Caller {
             tenant: tenant.ok_or_else(|| AuthError::BadClaim(self.tenant_claim.clone()))?,
-            // `system:…` names what the server did by itself; no token may speak in its name.
-            actor: actor.ok_or_else(|| AuthError::BadClaim("sub".to_owned()))?,
+            actor,
             scopes: scope_names.iter().filter_map(|name| Scope::from_code(name)).collect(),
             scope_names,
             workload_identity: vouched(claims, "workload_identity")?,

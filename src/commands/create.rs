@@ -8,12 +8,14 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value};
 
 use super::agents::MadeOf;
+use super::carried::Carried;
 use super::faults::Faults;
 use super::input::check_input;
 use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
 use super::request::{CreateRun, LimitsRequest};
 use super::stored::{SENDABLE, is_sendable};
 use super::{Asker, CommandError, Commands, Fault, RequestKey, Seat, tell};
+use crate::bulk::Hold;
 use crate::dispatch::{Catalogs, Watched};
 use crate::failpoint;
 use crate::run::agent::RunAgent;
@@ -102,6 +104,7 @@ impl Commands {
             self.dispatch.release(&first).await;
         }
         let admitted = self.admit(admission, envelope, watched, seat).await?;
+        drop(asked.held);
         if matches!(admitted, Admitted::RunExists | Admitted::KeyUsed(_)) {
             self.dispatch.release(&first).await;
         }
@@ -193,6 +196,7 @@ struct Asked {
     entries: Vec<McpEntry>,
     tools: Vec<BoundTool>,
     input: Vec<(Role, Vec<Content>)>,
+    held: Option<Hold>,
     secrets: RunSecrets,
 }
 
@@ -214,7 +218,8 @@ impl Commands {
         };
         let declared = self.check_declared(asker, declaring, &secrets, &mut faults).await?;
         let limits = beside.limits(&declared.limits, &mut faults);
-        let mut input = self.carried(asker, continue_from.as_deref(), &declared.model, &mut faults).await?;
+        let Carried { messages: mut input, held } =
+            self.carried(asker, continue_from.as_deref(), &declared.model, &mut faults).await?;
         input.extend(check_input(given, declared.model.provider, &mut faults));
         let sampled =
             declared.entries.iter().filter_map(|entry| entry.sampling.as_ref().map(|sampling| &sampling.model));
@@ -239,7 +244,7 @@ impl Commands {
             metadata,
             priority,
         };
-        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, tools: declared.tools, input, secrets })
+        Ok(Asked { id: id.flatten(), spec, entries: declared.entries, tools: declared.tools, input, held, secrets })
     }
 
     /// What a run is made of: its own fields, or those of a version of an agent, with what stands beside it. `None`: that

@@ -53,7 +53,8 @@ pub struct CreateRun {
     /// Run-scoped secrets: stored encrypted, purged when the run is terminal, never readable.
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub secrets: Option<BTreeMap<String, SecretString>>,
-    /// A run of the tenant that has ended, whose messages are carried over.
+    /// A run of the tenant that has ended, whose messages are carried over: 16 MiB of them at most. Needs the scope
+    /// `runs:read` too.
     pub continue_from: Option<String>,
     /// The caller's own labels: up to 32 pairs, filterable.
     pub metadata: Option<BTreeMap<String, String>>,

@@ -10,9 +10,10 @@ use http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::Api;
 use super::agents::{DeployVersion, RollBackVersion};
 use super::problem::{ApiError, Flaw};
-use super::{Api, yaml};
+use super::yaml::{self, YamlFault};
 use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
@@ -217,12 +218,19 @@ impl FromRequest<Arc<Api>> for Manifested {
         }
         let reading = || {
             let text = utf8(&bytes)?;
-            let given = if is_yaml { yaml::read(text) } else { parse_strict(text) }.map_err(ApiError::MalformedJson)?;
+            let given = if is_yaml { read_yaml(text)? } else { parse_strict(text).map_err(ApiError::MalformedJson)? };
             let read = checked(api, given.clone())?;
             Ok(Self(Manifest { given, read }))
         };
         api.commands.dispatch.bulk().work(bytes.len(), reading).await
     }
+}
+
+fn read_yaml(text: &str) -> Result<Value, ApiError> {
+    yaml::read(text).map_err(|fault| match fault {
+        YamlFault::Malformed(says) => ApiError::MalformedJson(says),
+        YamlFault::NotTaken(says) => ApiError::Invalid(vec![Flaw::at("", says)]),
+    })
 }
 
 async fn check<T: Body>(api: &Api, bytes: &[u8]) -> Result<T, ApiError> {

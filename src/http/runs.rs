@@ -28,7 +28,7 @@ const STATUSES: [&str; 7] = ["queued", "running", "suspended", "completed", "sto
 ///
 /// Everything is checked and the MCP servers are read before anything is stored. With `Prefer: wait=N` the answer comes
 /// when the run has ended or waits for somebody, or after N seconds. With `Accept: text/event-stream` the answer is the
-/// run's event stream from its first event.
+/// run's event stream from its first event. `continue_from` needs the scope `runs:read` too, as that stream does.
 #[utoipa::path(
     post, path = "/v1/runs", operation_id = "run_create", tag = "runs", request_body = CreateRun,
     security(("bearer" = ["runs:write"])),
@@ -48,6 +48,10 @@ pub(super) async fn run_create(
     headers: HeaderMap,
     body: Checked<CreateRun>,
 ) -> Result<Response, ApiError> {
+    if body.value.continue_from.is_some() {
+        // What was said is sent to the model that the caller names: that is reading.
+        need(&caller, Scope::RunsRead)?;
+    }
     let form = headers::form(&headers).ok_or(ApiError::NotAcceptable(events::FORMS))?;
     let reading = match form {
         Form::Stream => Some(reading(&api, &caller)?),

@@ -1,33 +1,47 @@
 //! YAML documents as JSON: the core schema of YAML 1.2, with numbers as they were written, and nothing that grows.
+//! Anchors are refused, and so every alias: what is read is never larger, nor deeper, than what stands there.
 //!
 //! Knows nothing of what a document is about: it is checked like any JSON body.
-
-use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
-use crate::run::json::MAX_DEPTH;
+use crate::run::json::{MAX_DEPTH, is_reserved};
 
-/// Most values of a document, those that aliases repeat counted each time.
+/// Most values of a document.
 const VALUES_MAX: usize = 100_000;
+
+/// Why a document is not read. Says what, and in which line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum YamlFault {
+    /// It is not YAML.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is YAML that is not taken here.
+    #[error("{0}")]
+    NotTaken(String),
+}
+
+use YamlFault::{Malformed, NotTaken};
 
 /// Reads one document.
 ///
 /// # Errors
-/// What is wrong, and where.
-pub(super) fn read(text: &str) -> Result<Value, String> {
-    let mut reader = Reader { events: Parser::new_from_str(text), anchors: HashMap::new(), left: VALUES_MAX };
+/// The first thing that is wrong, and where.
+pub(super) fn read(text: &str) -> Result<Value, YamlFault> {
+    let mut reader = Reader { events: Parser::new_from_str(text), left: VALUES_MAX };
     let mut document = None;
     loop {
         let (event, span) = reader.next()?;
         match event {
-            Event::DocumentStart(_) if document.is_some() => return Err(at(&span, "there is more than one document")),
+            Event::DocumentStart(_) if document.is_some() => {
+                return Err(NotTaken(at(&span, "there is more than one document")));
+            }
             Event::DocumentStart(_) => {
                 let (event, span) = reader.next()?;
-                document = Some(reader.value(event, &span, 0)?.0);
+                document = Some(reader.value(event, &span, 0)?);
             }
-            Event::StreamEnd => return document.ok_or_else(|| "there is no document".to_owned()),
+            Event::StreamEnd => return document.ok_or_else(|| Malformed("there is no document".to_owned())),
             _ => {}
         }
     }
@@ -35,92 +49,87 @@ pub(super) fn read(text: &str) -> Result<Value, String> {
 
 struct Reader<'a> {
     events: Parser<'a, saphyr_parser::StrInput<'a>>,
-    anchors: HashMap<usize, (Value, usize)>,
     left: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self) -> Result<(Event<'a>, Span), String> {
+    fn next(&mut self) -> Result<(Event<'a>, Span), YamlFault> {
         match self.events.next_event() {
             Some(Ok(event)) => Ok(event),
-            Some(Err(fault)) => Err(place(fault.marker(), fault.info())),
-            None => Err("the document ends too early".to_owned()),
+            Some(Err(fault)) => Err(Malformed(place(fault.marker(), fault.info()))),
+            None => Err(Malformed("the document ends too early".to_owned())),
         }
     }
 
-    /// A value, and how many it holds with those inside of it.
-    fn value(&mut self, event: Event<'a>, span: &Span, depth: usize) -> Result<(Value, usize), String> {
+    fn value(&mut self, event: Event<'a>, span: &Span, depth: usize) -> Result<Value, YamlFault> {
         if depth > MAX_DEPTH {
-            return Err(at(span, &format!("values nest deeper than {MAX_DEPTH} levels")));
+            return Err(NotTaken(at(span, &format!("values nest deeper than {MAX_DEPTH} levels"))));
         }
-        let (anchor, (value, count)) = match event {
-            Event::Alias(anchor) => {
-                let Some((value, count)) = self.anchors.get(&anchor).cloned() else {
-                    return Err(at(span, "an alias stands for nothing"));
-                };
-                self.take(count, span)?;
-                return Ok((value, count));
+        refuse_anchor(&event, span)?;
+        self.left = self.left.checked_sub(1).ok_or_else(|| NotTaken(at(span, "the document has too many values")))?;
+        match event {
+            Event::Scalar(text, style, _, tag) => {
+                scalar(&text, style, tag.as_deref()).map_err(|fault| NotTaken(at(span, &fault)))
             }
-            Event::Scalar(text, style, anchor, tag) => {
-                self.take(1, span)?;
-                (anchor, (scalar(&text, style, tag.as_deref()).map_err(|fault| at(span, &fault))?, 1))
-            }
-            Event::SequenceStart(anchor, tag) => {
+            Event::SequenceStart(_, tag) => {
                 refuse_tag(tag.as_deref(), "seq", span)?;
-                (anchor, self.sequence(span, depth)?)
+                self.sequence(depth)
             }
-            Event::MappingStart(anchor, tag) => {
+            Event::MappingStart(_, tag) => {
                 refuse_tag(tag.as_deref(), "map", span)?;
-                (anchor, self.mapping(span, depth)?)
+                self.mapping(depth)
             }
-            _ => return Err(at(span, "a value is missing")),
-        };
-        if anchor > 0 {
-            self.anchors.insert(anchor, (value.clone(), count));
+            _ => Err(Malformed(at(span, "a value is missing"))),
         }
-        Ok((value, count))
     }
 
-    fn sequence(&mut self, span: &Span, depth: usize) -> Result<(Value, usize), String> {
-        self.take(1, span)?;
-        let (mut items, mut count) = (Vec::new(), 1);
+    fn sequence(&mut self, depth: usize) -> Result<Value, YamlFault> {
+        let mut items = Vec::new();
         loop {
             let (event, span) = self.next()?;
             if event == Event::SequenceEnd {
-                return Ok((Value::Array(items), count));
+                return Ok(Value::Array(items));
             }
-            let (item, inside) = self.value(event, &span, depth + 1)?;
-            items.push(item);
-            count += inside;
+            items.push(self.value(event, &span, depth + 1)?);
         }
     }
 
-    fn mapping(&mut self, span: &Span, depth: usize) -> Result<(Value, usize), String> {
-        self.take(1, span)?;
-        let (mut members, mut count) = (Map::new(), 1);
+    fn mapping(&mut self, depth: usize) -> Result<Value, YamlFault> {
+        let mut members = Map::new();
         loop {
             let (event, span) = self.next()?;
+            refuse_anchor(&event, &span)?;
             let name = match event {
-                Event::MappingEnd => return Ok((Value::Object(members), count)),
+                Event::MappingEnd => return Ok(Value::Object(members)),
                 Event::Scalar(name, _, _, _) => name.into_owned(),
-                _ => return Err(at(&span, "a key must be text")),
+                _ => return Err(NotTaken(at(&span, "a key must be text"))),
             };
             if name == "<<" {
-                return Err(at(&span, "merge keys are not part of YAML 1.2"));
+                return Err(NotTaken(at(&span, "merge keys are not part of YAML 1.2")));
+            }
+            if is_reserved(&name) {
+                return Err(Malformed(at(&span, "reserved key")));
             }
             let (event, value_span) = self.next()?;
-            let (value, inside) = self.value(event, &value_span, depth + 1)?;
+            let value = self.value(event, &value_span, depth + 1)?;
             if members.insert(name.clone(), value).is_some() {
-                return Err(at(&span, &format!("the key {name:?} stands twice")));
+                return Err(Malformed(at(&span, &format!("the key {name:?} stands twice"))));
             }
-            count += inside;
         }
     }
+}
 
-    fn take(&mut self, count: usize, span: &Span) -> Result<(), String> {
-        self.left = self.left.checked_sub(count).ok_or_else(|| at(span, "the document has too many values"))?;
-        Ok(())
-    }
+/// What aliases repeat would multiply: a few kilobytes can stand for any size and depth.
+fn refuse_anchor(event: &Event<'_>, span: &Span) -> Result<(), YamlFault> {
+    let is_refused = match event {
+        Event::Alias(_) => true,
+        Event::Scalar(_, _, anchor, _) | Event::SequenceStart(anchor, _) | Event::MappingStart(anchor, _) => {
+            *anchor > 0
+        }
+        _ => false,
+    };
+    let says = "anchors and aliases (&name, *name) are not taken; write the value wherever it belongs";
+    if is_refused { Err(NotTaken(at(span, says))) } else { Ok(()) }
 }
 
 fn at(span: &Span, says: &str) -> String {
@@ -131,10 +140,10 @@ fn place(marker: &saphyr_parser::Marker, says: &str) -> String {
     format!("line {}, column {}: {says}", marker.line(), marker.col() + 1)
 }
 
-fn refuse_tag(tag: Option<&Tag>, own: &str, span: &Span) -> Result<(), String> {
+fn refuse_tag(tag: Option<&Tag>, own: &str, span: &Span) -> Result<(), YamlFault> {
     match tag {
         Some(tag) if !(tag.is_yaml_core_schema() && tag.suffix == own) => {
-            Err(at(span, &format!("the tag {tag} is not taken")))
+            Err(NotTaken(at(span, &format!("the tag {tag} is not taken"))))
         }
         _ => Ok(()),
     }
@@ -233,31 +242,64 @@ mod tests {
         );
         check("- 0o17\n- 0x1F\n- 007\n- +5\n- .5\n- 5.\n- 1e+3", "[15,31,7,5,0.5,5,1e+3]");
         check("t: |\n  one\n  two\nf: >-\n  one\n  two", r#"{"t":"one\ntwo\n","f":"one two"}"#);
-        check("a: &x {n: 1}\nb: *x", r#"{"a":{"n":1},"b":{"n":1}}"#);
+        check("a: '*x'\nb: a&b\nc: 5 * 5", r#"{"a":"*x","b":"a&b","c":"5 * 5"}"#);
         check("a: !!str 5", r#"{"a":"5"}"#);
         check("{\"a\": [1, 2]}", r#"{"a":[1,2]}"#);
     }
 
     #[track_caller]
-    fn refused(yaml: &str, says: &str) {
+    fn refused(yaml: &str, says: &str) -> YamlFault {
         let fault = read(yaml).expect_err(yaml);
-        assert!(fault.contains(says), "{yaml}: {fault}");
+        assert!(fault.to_string().contains(says), "{yaml}: {fault}");
+        fault
+    }
+
+    #[track_caller]
+    fn malformed(yaml: &str, says: &str) {
+        assert!(matches!(refused(yaml, says), Malformed(_)), "{yaml}");
+    }
+
+    #[track_caller]
+    fn not_taken(yaml: &str, says: &str) {
+        assert!(matches!(refused(yaml, says), NotTaken(_)), "{yaml}");
     }
 
     #[test]
-    fn what_json_has_not_and_what_grows_is_refused_with_its_place() {
-        refused("a: 1\na: 2", "line 2, column 1: the key \"a\" stands twice");
-        refused("a: .inf", "not a number that JSON has");
-        refused("a: !thing 5", "tag");
-        refused("? [a]\n: b", "a key must be text");
-        refused("a: 1\n---\nb: 2", "more than one document");
-        refused("base: &b {x: 1}\nc:\n  <<: *b", "merge keys");
-        refused("a: [1, 2", "line");
-        refused("a: *nowhere", "");
-        refused("", "no document");
-        refused(&format!("{}1{}", "[".repeat(200), "]".repeat(200)), "nest deeper than");
-        let line = |n: u32| format!("a{n}: &a{n} [{}]", vec![format!("*a{}", n - 1); 10].join(","));
-        let bomb: Vec<String> = (1..9).map(line).collect();
-        refused(&format!("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n{}", bomb.join("\n")), "too many values");
+    fn what_json_has_not_is_refused_with_its_place() {
+        malformed("a: 1\na: 2", "line 2, column 1: the key \"a\" stands twice");
+        malformed("a: [1, 2", "line");
+        malformed("", "no document");
+        malformed("a: {$serde_json::private::Number: '5'}", "line 1, column 5: reserved key");
+        not_taken("a: .inf", "not a number that JSON has");
+        not_taken("a: !thing 5", "tag");
+        not_taken("? [a]\n: b", "a key must be text");
+        not_taken("a: 1\n---\nb: 2", "more than one document");
+        not_taken("a: 1\n<<: {b: 2}", "line 2, column 1: merge keys");
+    }
+
+    #[test]
+    fn anchors_and_aliases_are_refused_with_their_line_before_anything_is_repeated() {
+        let says = "anchors and aliases";
+        not_taken("a: 1\nb: &x {n: 1}\nc: *x", &format!("line 2, column 4: {says}"));
+        for one in ["&x 5", "a: &x\nb: 1", "- &x [1]", "a:\n  &k b: 1", "? &x [a]\n: b", "&x a: *x", "a: &x [*x]"] {
+            not_taken(one, says);
+        }
+        malformed("a: *nowhere", "line 1");
+        // A long text many times over, and nesting that no text shows.
+        not_taken(&format!("a: &a {}\nb: [{}]", "x".repeat(1024), vec!["*a"; 20].join(",")), says);
+        let link = |n: u32| format!("k{n}: &k{n} {}*k{} {}", "[".repeat(95), n - 1, "]".repeat(95));
+        let links: Vec<String> = (1..40).map(link).collect();
+        not_taken(&format!("k0: &k0 1\n{}", links.join("\n")), &format!("line 1, column 5: {says}"));
+    }
+
+    #[test]
+    fn what_is_deep_or_has_many_values_is_refused() {
+        let deep = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(read(&deep(MAX_DEPTH)).is_ok());
+        not_taken(&deep(MAX_DEPTH + 1), "nest deeper than");
+        not_taken(&"- ".repeat(MAX_DEPTH + 2), "nest deeper than");
+        let many = |count: usize| format!("[{}]", vec!["1"; count].join(","));
+        assert!(read(&many(VALUES_MAX - 1)).is_ok());
+        not_taken(&many(VALUES_MAX), "too many values");
     }
 }

@@ -13,6 +13,11 @@ const NUMBER_TOKEN: &str = "$serde_json::private::Number";
 /// Keys that the JSON library keeps for itself: an object with one turns into a number or into the text that it holds.
 const RESERVED: &str = "$serde_json::private::";
 
+/// Whether the JSON library keeps this key for itself: an object that has it is not read as what it says.
+pub fn is_reserved(key: &str) -> bool {
+    key.starts_with(RESERVED)
+}
+
 /// Whether an object of this JSON text has a reserved key, however it is written. Such text is never honest: what would
 /// be read is not what stands there.
 pub fn has_reserved_key(text: &[u8]) -> bool {
@@ -30,10 +35,7 @@ pub fn has_reserved_key(text: &[u8]) -> bool {
             None if byte == b'"' => begun = Some(at),
             None if byte == b':' => {
                 let key = last.take().and_then(|(start, end)| text.get(start..=end));
-                if key
-                    .and_then(|key| serde_json::from_slice::<String>(key).ok())
-                    .is_some_and(|key| key.starts_with(RESERVED))
-                {
+                if key.and_then(|key| serde_json::from_slice::<String>(key).ok()).is_some_and(|key| is_reserved(&key)) {
                     return true;
                 }
             }

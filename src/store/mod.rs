@@ -267,6 +267,8 @@ pub trait RunStore: Send + Sync {
         after: Option<RunCursor>,
         limit: u32,
     ) -> Result<Page<RunView>, StoreError>;
+    /// How many bytes of messages and calls `run_load` would bring, whole; 0 for a run that is not there.
+    async fn run_bytes(&self, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError>;
     /// One run whole.
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError>;
     /// A decision on a run that nobody owns, with its rows of the audit: applied only while fence and revision are the

@@ -91,6 +91,11 @@ impl RunStore for SteadyPostgres {
         self.within(&store, reads::run_list(&store, tenant, filter, after, limit)).await
     }
 
+    async fn run_bytes(&self, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError> {
+        let store = self.now();
+        self.within(&store, reads::run_bytes(&store, tenant, uid)).await
+    }
+
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError> {
         let store = self.now();
         self.within(&store, runs::run_load(&store, tenant, uid)).await

@@ -173,6 +173,25 @@ fn view_text(row: &PgRow) -> Result<ViewText, StoreError> {
     Ok(ViewText { view, calls: calls.collect::<Result<_, _>>()?, bytes })
 }
 
+/// What stands in the rows, and what stands in their blobs once for each place: so much is in memory when it is whole.
+pub(super) async fn run_bytes(store: &PostgresStore, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError> {
+    let bytes: i64 = sqlx::query_scalar(
+        "SELECT COALESCE(sum(octet_length(t.body) + COALESCE(octet_length(t.input), 0) \
+             + COALESCE(octet_length(t.output), 0) \
+             + (SELECT COALESCE(sum((b.value ->> 'bytes')::bigint), 0) FROM json_each(t.blobs) AS b)), 0)::bigint \
+         FROM (SELECT body::text, NULL AS input, NULL AS output, blobs FROM messages \
+             WHERE tenant_id = $1 AND run_uid = $2 \
+           UNION ALL SELECT body::text, input::text, output::text, blobs FROM calls \
+             WHERE tenant_id = $1 AND run_uid = $2 AND (undecided_since IS NOT NULL \
+               OR turn = (SELECT max(turn) FROM calls WHERE tenant_id = $1 AND run_uid = $2))) AS t",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .fetch_one(&store.pool)
+    .await?;
+    u64::try_from(bytes).map_err(|fault| codec::corrupt("bytes", fault))
+}
+
 pub(super) async fn message_list(
     store: &PostgresStore,
     tenant: &TenantId,

@@ -169,6 +169,10 @@ impl RunStore for SqliteStore {
         reads::run_list(self, tenant, filter, after, limit).await
     }
 
+    async fn run_bytes(&self, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError> {
+        reads::run_bytes(self, tenant, uid).await
+    }
+
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError> {
         runs::run_load(self, tenant, uid).await
     }

@@ -169,6 +169,24 @@ fn view_text(row: &SqliteRow) -> Result<ViewText, StoreError> {
     Ok(ViewText { view, calls: calls.collect::<Result<_, _>>()?, bytes })
 }
 
+/// What stands in the rows, and what stands in their blobs once for each place: so much is in memory when it is whole.
+pub(super) async fn run_bytes(store: &SqliteStore, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError> {
+    let bytes: i64 = sqlx::query_scalar(
+        "SELECT COALESCE(sum(octet_length(t.body) + COALESCE(octet_length(t.input), 0) \
+             + COALESCE(octet_length(t.output), 0) \
+             + (SELECT COALESCE(sum(b.value ->> 'bytes'), 0) FROM json_each(t.blobs) AS b)), 0) \
+         FROM (SELECT body, NULL AS input, NULL AS output, blobs FROM messages WHERE tenant_id = ?1 AND run_uid = ?2 \
+           UNION ALL SELECT body, input, output, blobs FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 \
+             AND (undecided_since IS NOT NULL \
+               OR turn = (SELECT max(turn) FROM calls WHERE tenant_id = ?1 AND run_uid = ?2))) AS t",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .fetch_one(&store.reader)
+    .await?;
+    u64::try_from(bytes).map_err(|fault| codec::corrupt("bytes", fault))
+}
+
 pub(super) async fn message_list(
     store: &SqliteStore,
     tenant: &TenantId,

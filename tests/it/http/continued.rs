@@ -15,6 +15,8 @@ both_stores! {
     only_a_run_of_the_tenant_that_has_ended_can_be_continued,
     field_a090_a_new_message_waits_for_the_approval_or_finds_the_call_settled_as_not_executed,
     field_a094_a_message_after_a_cancelled_call_is_valid,
+    only_who_may_read_a_run_can_continue_it,
+    more_than_sixteen_mebibytes_are_not_carried_over,
 }
 
 /// The roles of what a model was asked last.
@@ -187,4 +189,53 @@ async fn only_a_run_of_the_tenant_that_has_ended_can_be_continued(database: Data
     active["id"] = json!("active");
     assert_eq!(server.post("/v1/runs", &alice, &active).await.status.as_u16(), 201);
     server.post("/v1/runs", &alice, &continued("active")).await.problem(409, "run-not-ended");
+}
+
+async fn only_who_may_read_a_run_can_continue_it(database: Database) {
+    let server = Server::start_on(database).await;
+    let mut first = says("between us");
+    first["id"] = json!("first");
+    assert_eq!(server.settled(&first).await["status"], "completed");
+    let model = FakeModel::start(&[]).await;
+    let body = |from: Value| json!({ "model": model.spec(), "input": "What was said?", "continue_from": from });
+    let writer = server.token("acme", "mallory", "runs:write");
+    for from in ["first", "nobody"] {
+        let refused = server.post("/v1/runs", &writer, &body(json!(from))).await.problem(403, "forbidden");
+        assert_eq!(refused["required_scope"], "runs:read");
+    }
+    assert!(model.requests().is_empty());
+    let wait = [("prefer", "wait=20")];
+    assert_eq!(server.post_with("/v1/runs", &writer, &wait, &body(Value::Null)).await.status.as_u16(), 201);
+    for scope in [RUNS, "admin"] {
+        let reader = server.token("acme", "alice", scope);
+        assert_eq!(server.post_with("/v1/runs", &reader, &wait, &body(json!("first"))).await.status.as_u16(), 201);
+        assert_eq!(roles(&model), ["user", "assistant", "user"]);
+    }
+}
+
+async fn more_than_sixteen_mebibytes_are_not_carried_over(database: Database) {
+    const MOST: usize = 16 * 1024 * 1024;
+    let server = Server::start_on(database).await;
+    let mut first = says("hi");
+    first["id"] = json!("first");
+    assert_eq!(server.settled(&first).await["status"], "completed");
+    let mut body = says("ok");
+    (body["id"], body["continue_from"]) = (json!("second"), json!("first"));
+    // It would not read: that many bytes are refused before anybody tries.
+    let kept = |bytes: usize| json!({ "/body/content/0/text": { "digest": "lost", "bytes": bytes } });
+    server.execute(&format!("UPDATE messages SET blobs = '{}' WHERE pos = 0", kept(MOST))).await;
+    let problem = server.post("/v1/runs", &server.alice(), &body).await.problem(422, "validation-failed");
+    assert_eq!(problem["errors"][0]["pointer"], "/continue_from", "{problem}");
+    assert!(
+        problem["errors"][0]["detail"].as_str().unwrap().ends_with("at most 16777216 are carried over"),
+        "{problem}"
+    );
+    let text = "x".repeat(MOST - 64 * 1024);
+    let said = json!({ "position": 0, "turn": 0, "role": "user", "content": [{ "type": "text", "text": text }] });
+    let long = json!({ "v": 1, "body": said });
+    server.execute(&format!("UPDATE messages SET blobs = NULL, body = '{long}' WHERE pos = 0")).await;
+    let second = server.settled(&body).await;
+    assert_eq!(second["status"], "completed", "{second}");
+    let page = server.get("/v1/runs/second/messages?limit=1", &server.alice()).await.json();
+    assert!(page["data"][0]["content"][0]["text"] == text, "the whole of it");
 }

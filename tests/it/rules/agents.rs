@@ -250,8 +250,24 @@ async fn b248_every_fault_of_a_manifest_is_told_at_once_with_its_pointer() {
     let refused = site.server.send(yaml_request(&path("charger", "1.0.0"), &site.admin, "model: {name: a\n")).await;
     let problem = refused.problem(400, "malformed-json");
     assert!(problem["detail"].as_str().unwrap().contains("line "), "{problem}");
+    check_yaml_that_grows(&site, &path("charger", "1.0.0")).await;
     let refused = site.server.send(yaml_request(&path("charger", "1.0.0"), &site.admin, "model: 5\nmodle: x\n")).await;
     let said = faults(&refused);
     assert_eq!(said.len(), 2, "{said:?}");
     assert_eq!(site.get("/v1/agents").await["data"], json!([]));
+}
+
+/// A body that stands for far more than it holds, in bytes or in depth.
+async fn check_yaml_that_grows(site: &Site, path: &str) {
+    let model = "model: {provider: scripted, name: demo, script: [{text: hi}]}";
+    let wide = format!("{model}\ninstructions: &a \"{}\"\nmcp: [{}]\n", "x".repeat(8192), vec!["*a"; 4000].join(","));
+    let link = |n: u32| format!("  k{n}: &a{n} {}*a{} {}", "[".repeat(95), n - 1, "]".repeat(95));
+    let links: Vec<String> = (1..40).map(link).collect();
+    let deep = format!("{model}\noutput_schema:\n  k0: &a0 1\n{}\n", links.join("\n"));
+    for (yaml, line) in [(wide, "line 2, column 15: "), (deep, "line 3, column 7: ")] {
+        let refused = site.server.send(yaml_request(path, &site.admin, &yaml)).await;
+        let problem = refused.problem(422, "validation-failed");
+        let detail = problem["errors"][0]["detail"].as_str().unwrap();
+        assert!(detail.starts_with(line) && detail.contains("anchors and aliases"), "{problem}");
+    }
 }

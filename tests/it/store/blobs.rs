@@ -22,6 +22,7 @@ both_stores! {
     the_first_messages_of_a_run_may_be_big => admitted,
     a_blob_is_never_another_tenants_or_another_runs => apart,
     a_lost_blob_is_corrupt_and_never_null => lost,
+    the_bytes_of_a_run_are_counted_as_they_would_be_read => counted,
     a_page_ends_at_its_bytes_and_goes_on_behind_them => pages,
     small_rows_have_no_trace_of_blobs => small,
 }
@@ -310,4 +311,23 @@ async fn small(database: Database) {
         assert_eq!(marked, 0, "{table}");
     }
     check_whole(&*store, &run, &[commit]).await;
+}
+
+async fn counted(database: Database) {
+    const ONE: u64 = 500_000;
+    let store = database.open().await;
+    let node = node(&*store).await;
+    let mut run = Draft::new("acme", "r-1");
+    run.admit_owned(&*store, node).await;
+    let few = store.run_bytes(&run.tenant, run.uid).await.unwrap();
+    assert!((1..2000).contains(&few), "{few}");
+    // One blob; it stands in three messages and in the call of the last turn.
+    let output = json!(noise(500_000));
+    for _ in 0..3 {
+        let commit = settled(&mut run, &output);
+        assert!(apply(&*store, &run.claim(1), &commit).await);
+    }
+    let many = store.run_bytes(&run.tenant, run.uid).await.unwrap();
+    assert!((4 * ONE..4 * ONE + 10_000).contains(&many), "{many}");
+    assert_eq!(store.run_bytes(&tenant("globex"), run.uid).await.unwrap(), 0, "it is another tenant's");
 }

@@ -158,6 +158,10 @@ impl RunStore for FlakyStore {
         self.store.run_list(tenant, filter, after, limit).await
     }
 
+    async fn run_bytes(&self, tenant: &TenantId, uid: RunUid) -> Result<u64, StoreError> {
+        self.store.run_bytes(tenant, uid).await
+    }
+
     async fn run_load(&self, tenant: &TenantId, uid: RunUid) -> Result<Option<Loaded>, StoreError> {
         self.store.run_load(tenant, uid).await
     }
