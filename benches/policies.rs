@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use countersign::policy::{Expressions, Input, Question};
+use countersign::run::ids::TenantId;
 use countersign::run::policy::Found;
 use futures::future::join_all;
 use serde_json::{Map, Value, json};
@@ -19,9 +21,13 @@ const FRESH: usize = 500;
 /// Judgements that wait at once.
 const AT_ONCE: usize = 64;
 
+/// Who asks, and whom.
+type Asked<'a> = (&'a Expressions, &'a TenantId);
+
 fn main() -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
-        let expressions = Expressions::start()?;
+        let (expressions, tenant) = (Expressions::start()?, TenantId::parse("bench").context("a tenant")?);
+        let asked = (&expressions, &tenant);
         let small = input(&json!({ "amount": 500, "currency": "USD", "items": [{ "price": 5 }, { "price": 9 }] }));
         let text = "x".repeat(20_000);
         let large = input(&json!({ "amount": 500, "currency": "USD", "items": [{ "price": 5 }], "document": text }));
@@ -30,10 +36,10 @@ fn main() -> anyhow::Result<()> {
             ("ten rules", 10, &small),
             ("ten rules, 20 KB beside what they look at", 10, &large),
         ] {
-            in_turn(&expressions, name, rules, input).await?;
+            in_turn(asked, name, rules, input).await?;
         }
-        at_once(&expressions, &small).await;
-        fresh(&expressions, &small).await;
+        at_once(asked, &small).await;
+        fresh(asked, &small).await;
         Ok(())
     })
 }
@@ -58,11 +64,11 @@ fn questions(count: usize) -> Vec<Question> {
     sources.iter().cycle().take(count).map(question).collect()
 }
 
-async fn in_turn(expressions: &Expressions, name: &str, rules: usize, input: &Input) -> anyhow::Result<()> {
+async fn in_turn((expressions, tenant): Asked<'_>, name: &str, rules: usize, input: &Input) -> anyhow::Result<()> {
     let mut times = Vec::with_capacity(CALLS);
     for _ in 0..CALLS {
         let began = Instant::now();
-        let found = expressions.judge(questions(rules), Arc::clone(input)).await;
+        let found = expressions.judge(tenant, questions(rules), Arc::clone(input)).await;
         times.push(began.elapsed());
         anyhow::ensure!(!found.iter().any(|found| matches!(found, Found::Failed(_))), "{found:?}");
     }
@@ -72,11 +78,11 @@ async fn in_turn(expressions: &Expressions, name: &str, rules: usize, input: &In
     Ok(())
 }
 
-async fn at_once(expressions: &Expressions, input: &Input) {
+async fn at_once((expressions, tenant): Asked<'_>, input: &Input) {
     let began = Instant::now();
     let worker = || async {
         for _ in 0..CALLS / AT_ONCE {
-            expressions.judge(questions(10), Arc::clone(input)).await;
+            expressions.judge(tenant, questions(10), Arc::clone(input)).await;
         }
     };
     join_all((0..AT_ONCE).map(|_| worker())).await;
@@ -86,12 +92,12 @@ async fn at_once(expressions: &Expressions, input: &Input) {
     say(&format!("ten rules, {AT_ONCE} calls at once: {each:.0} calls/s"));
 }
 
-async fn fresh(expressions: &Expressions, input: &Input) {
+async fn fresh((expressions, tenant): Asked<'_>, input: &Input) {
     let mut total = Duration::ZERO;
     for number in 0..FRESH {
         let when = Arc::from(format!("args.amount > {number} && args.currency == 'USD'"));
         let began = Instant::now();
-        expressions.judge(vec![Question { when, trigger: "call" }], Arc::clone(input)).await;
+        expressions.judge(tenant, vec![Question { when, trigger: "call" }], Arc::clone(input)).await;
         total += began.elapsed();
     }
     say(&format!("a rule that was never seen: {:?}", total / u32::try_from(FRESH).unwrap_or(u32::MAX)));

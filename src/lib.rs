@@ -11,6 +11,7 @@ pub mod store;
 
 pub mod config;
 pub mod net;
+pub mod places;
 pub mod schema;
 pub mod secrets;
 

@@ -105,7 +105,7 @@ impl Commands {
         let limits = check_limits(declaring.limits, &Limits::default(), faults);
         let entries = self.check_entries(asker, declaring.mcp, Some(secrets), faults).await?;
         let tools = self.check_tools(asker, declaring.tools, declaring.model.provider, faults).await?;
-        self.check_policies(&declaring.policies, &entries, &tools, faults).await?;
+        self.check_policies(&asker.tenant, &declaring.policies, &entries, &tools, faults).await?;
         Ok(Declared {
             model: declaring.model,
             instructions: declaring.instructions,

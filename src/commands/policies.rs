@@ -8,6 +8,7 @@ use super::{CommandError, Commands};
 use crate::policy::Roots;
 use crate::run::approval::OnTimeout;
 use crate::run::binding::{BoundTool, Hints};
+use crate::run::ids::TenantId;
 use crate::run::policy::{Action, Policy, Scope, Trigger};
 use crate::run::spec::{McpEntry, PerTool, SideEffectClass};
 
@@ -27,26 +28,34 @@ impl Commands {
     /// The rules of a run with these servers and declared tools.
     pub(super) async fn check_policies(
         &self,
+        tenant: &TenantId,
         policies: &[Policy],
         entries: &[McpEntry],
         tools: &[BoundTool],
         faults: &mut Faults,
     ) -> Result<(), CommandError> {
-        self.check_rules(policies, Home::Run(entries, tools), faults).await
+        self.check_rules(tenant, policies, Home::Run(entries, tools), faults).await
     }
 
     /// The rules of a registered server.
     pub(super) async fn check_own_policies(
         &self,
+        tenant: &TenantId,
         policies: &[Policy],
         server: &str,
         entry: &McpEntry,
         faults: &mut Faults,
     ) -> Result<(), CommandError> {
-        self.check_rules(policies, Home::Server(server, entry), faults).await
+        self.check_rules(tenant, policies, Home::Server(server, entry), faults).await
     }
 
-    async fn check_rules(&self, policies: &[Policy], home: Home<'_>, faults: &mut Faults) -> Result<(), CommandError> {
+    async fn check_rules(
+        &self,
+        tenant: &TenantId,
+        policies: &[Policy],
+        home: Home<'_>,
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
         faults.require(policies.len() <= POLICIES_MAX, "/policies", "at most 100 rules");
         let mut names = BTreeSet::new();
         for (index, policy) in policies.iter().enumerate() {
@@ -66,10 +75,15 @@ impl Commands {
                 faults.add(at(member), "an irreversible action is never sent again by itself");
             }
         }
-        self.check_conditions(policies, faults).await
+        self.check_conditions(tenant, policies, faults).await
     }
 
-    async fn check_conditions(&self, policies: &[Policy], faults: &mut Faults) -> Result<(), CommandError> {
+    async fn check_conditions(
+        &self,
+        tenant: &TenantId,
+        policies: &[Policy],
+        faults: &mut Faults,
+    ) -> Result<(), CommandError> {
         let roots = |policy: &Policy| match policy.trigger {
             Trigger::LimitReached => Roots::Run,
             Trigger::Call
@@ -81,7 +95,7 @@ impl Commands {
         let written =
             || policies.iter().enumerate().filter_map(|(at, policy)| Some((at, policy, policy.when.as_ref()?)));
         let sources = written().map(|(_, policy, when)| (when.clone(), roots(policy))).collect();
-        let found = self.expressions.check(sources).await.map_err(CommandError::NotEvaluated)?;
+        let found = self.expressions.check(tenant, sources).await.map_err(CommandError::NotEvaluated)?;
         for ((index, _, _), fault) in written().zip(found) {
             if let Some(fault) = fault {
                 faults.add(format!("/policies/{index}/when"), fault);

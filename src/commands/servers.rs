@@ -50,7 +50,7 @@ impl Commands {
         self.check_schemas(asker, &request, "", &mut Budget::of_set(), &mut faults).await?;
         let entry = entry::check(request, "", &mut faults).map(|entry| McpEntry { policies, ..entry });
         if let Some(entry) = &entry {
-            self.check_own_policies(&entry.policies, name, entry, &mut faults).await?;
+            self.check_own_policies(&asker.tenant, &entry.policies, name, entry, &mut faults).await?;
             self.check_address(entry, "", &mut faults);
             let is_hidden = entry.url.as_deref().and_then(query_of).is_some_and(|query| query == HIDDEN_QUERY);
             faults.require(!is_hidden, "/url", "has a query that was hidden when it was shown: give it whole");

@@ -3,10 +3,13 @@
 //!
 //! **Threads of their own.** The parser of the expression language recurses deeply, and a stack that overflows ends the
 //! process for every tenant. So sources are short, brackets are counted, and all work happens on a few threads with
-//! large stacks. The language has no step limit either: lists cannot be walked inside of each other, what an expression
-//! may look at is limited in size, and whoever asks waits only so long.
+//! large stacks. The language has no step limit either, and nothing can interrupt an evaluation: lists cannot be walked
+//! inside of each other, what an expression may look at is limited in size, and what it costs on that is counted before
+//! it is evaluated (`cost`). Tenants take turns at the threads, and one has half of them at most.
 
 mod cache;
+mod cost;
+mod pattern;
 mod program;
 mod threads;
 mod value;
@@ -20,10 +23,12 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
+use crate::places::Places;
 use crate::run::approval::Requirement;
 use crate::run::call::CallTarget;
 use crate::run::envelope::Envelope;
 use crate::run::fact::Ruling;
+use crate::run::ids::TenantId;
 use crate::run::json::{canonical, sha256_hex};
 use crate::run::policy::{
     Decision, DecisionOutcome, Found, Judgement, Policy, Trigger, Trouble, about, judge, judge_limit,
@@ -38,9 +43,6 @@ const JUDGING_MAX: Duration = Duration::from_secs(2);
 
 /// How long the check of a list of expressions may take.
 const CHECK_MAX: Duration = Duration::from_secs(10);
-
-/// Jobs that wait for a thread; whoever comes then waits for a place.
-const WAITING_MAX: usize = 256;
 
 /// Where a root of an expression is not there to be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +78,7 @@ pub struct Question {
 #[derive(Clone, Debug)]
 pub struct Expressions {
     jobs: mpsc::Sender<Job>,
+    places: Arc<Places>,
 }
 
 impl Expressions {
@@ -84,30 +87,43 @@ impl Expressions {
     /// # Errors
     /// A thread that cannot be started.
     pub fn start() -> io::Result<Self> {
-        let (jobs, queue) = mpsc::channel(WAITING_MAX);
-        threads::start(queue)?;
-        Ok(Self { jobs })
+        let count = threads::count();
+        // Whoever has a place finds a thread: the queue holds only what is about to be taken from it.
+        let (jobs, queue) = mpsc::channel(count);
+        threads::start(count, queue)?;
+        Ok(Self { jobs, places: Arc::new(Places::new(count, count / 2)) })
     }
 
-    /// What is wrong with each of these sources; `None`: nothing.
+    /// What is wrong with each of these sources of a tenant; `None`: nothing.
     ///
     /// # Errors
     /// In words, when they could not be looked at in time.
-    pub async fn check(&self, sources: Vec<(String, Roots)>) -> Result<Vec<Option<String>>, String> {
-        if sources.is_empty() {
-            return Ok(Vec::new());
+    pub async fn check(&self, tenant: &TenantId, sources: Vec<(String, Roots)>) -> Result<Vec<Option<String>>, String> {
+        let sources: Arc<[(String, Roots)]> = Arc::from(sources);
+        let until = Instant::now() + CHECK_MAX;
+        let mut faults = Vec::new();
+        while faults.len() < sources.len() {
+            let (sources, from) = (Arc::clone(&sources), faults.len());
+            let more = self.ask(tenant, until, |answer| Work::Check { sources, from, answer }).await;
+            faults.extend(more.ok_or_else(|| late(CHECK_MAX))?);
         }
-        self.ask(CHECK_MAX, |answer| Work::Check { sources, answer }).await
+        Ok(faults)
     }
 
-    /// What each expression says of the input, in order. What cannot be evaluated, for whatever reason, says why.
-    pub async fn judge(&self, questions: Vec<Question>, input: Input) -> Vec<Found> {
-        if questions.is_empty() {
-            return Vec::new();
+    /// What each expression of a tenant says of the input, in order. What cannot be evaluated, for whatever reason, says why.
+    pub async fn judge(&self, tenant: &TenantId, questions: Vec<Question>, input: Input) -> Vec<Found> {
+        let questions: Arc<[Question]> = Arc::from(questions);
+        let until = Instant::now() + JUDGING_MAX;
+        let mut found = Vec::new();
+        while found.len() < questions.len() {
+            let (questions, input, from) = (Arc::clone(&questions), Arc::clone(&input), found.len());
+            match self.ask(tenant, until, |answer| Work::Judge { questions, from, input, answer }).await {
+                Some(more) => found.extend(more),
+                None => break,
+            }
         }
-        let count = questions.len();
-        let judged = self.ask(JUDGING_MAX, |answer| Work::Judge { questions, input, answer }).await;
-        judged.unwrap_or_else(|why| vec![Found::Failed(why); count])
+        found.resize_with(questions.len(), || Found::Failed(late(JUDGING_MAX)));
+        found
     }
 
     /// What the rules make of a call that the gate would let pass: the last thing before it has a receipt. `turn` is the
@@ -127,7 +143,7 @@ impl Expressions {
         } else {
             let looked_at = looked_at(envelope, turn, tool, (&target, &input));
             let digest = sha256_hex(&canonical(&Value::Object(looked_at.clone())));
-            let found = self.find(&rules, Arc::new(looked_at)).await;
+            let found = self.find(&envelope.tenant, &rules, Arc::new(looked_at)).await;
             let rules: Vec<(&Policy, Found)> = rules.into_iter().zip(found).collect();
             judge(&rules, tool, digest)
         };
@@ -149,19 +165,19 @@ impl Expressions {
         let rules: Vec<&Policy> = envelope.spec.policies.iter().filter(of_limits).collect();
         let mut looked_at = Map::new();
         looked_at.insert("run".to_owned(), run_of(envelope, envelope.head.state.turns));
-        let found = self.find(&rules, Arc::new(looked_at)).await;
+        let found = self.find(&envelope.tenant, &rules, Arc::new(looked_at)).await;
         let rules: Vec<(&Policy, Found)> = rules.into_iter().zip(found).collect();
         judge_limit(&rules)
     }
 
     /// What the condition of each rule says. One without a condition always holds.
-    async fn find(&self, rules: &[&Policy], input: Input) -> Vec<Found> {
+    async fn find(&self, tenant: &TenantId, rules: &[&Policy], input: Input) -> Vec<Found> {
         let question = |policy: &&&Policy| {
             let when = Arc::from(policy.when.as_deref()?);
             Some(Question { when, trigger: policy.trigger.code() })
         };
         let questions = rules.iter().filter_map(|policy| question(&policy)).collect();
-        let mut found = self.judge(questions, input).await.into_iter();
+        let mut found = self.judge(tenant, questions, input).await.into_iter();
         let unasked = || Found::Failed("it was not evaluated".to_owned());
         let of = |policy: &&Policy| match policy.when {
             None => Found::Yes,
@@ -170,22 +186,25 @@ impl Expressions {
         rules.iter().map(of).collect()
     }
 
-    async fn ask<T>(&self, max: Duration, work: impl FnOnce(oneshot::Sender<T>) -> Work) -> Result<T, String> {
-        let until = Instant::now() + max;
-        let late = || format!("it was not evaluated within {} s", max.as_secs());
-        let (answer, answered) = oneshot::channel();
-        let job = Job { until: until.into_std(), work: work(answer) };
-        match timeout_at(until, self.jobs.send(job)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_closed)) => return Err("nothing evaluates expressions any more".to_owned()),
-            Err(_late) => return Err(late()),
-        }
-        match timeout_at(until, answered).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_dropped)) => Err(late()),
-            Err(_late) => Err(late()),
-        }
+    /// An answer from one of the threads, in the tenant's turn; `None`: there was none in time.
+    async fn ask<T>(
+        &self,
+        tenant: &TenantId,
+        until: Instant,
+        work: impl FnOnce(oneshot::Sender<T>) -> Work,
+    ) -> Option<T> {
+        let asked = async {
+            let place = self.places.take(tenant).await?;
+            let (answer, answered) = oneshot::channel();
+            self.jobs.send(Job { place, until: until.into_std(), work: work(answer) }).await.ok()?;
+            answered.await.ok()
+        };
+        timeout_at(until, asked).await.ok().flatten()
     }
+}
+
+fn late(max: Duration) -> String {
+    format!("it was not evaluated within {} s", max.as_secs())
 }
 
 /// What rules for a call look at.
@@ -209,5 +228,7 @@ fn run_of(envelope: &Envelope, turns: u32) -> Value {
     })
 }
 
+#[cfg(test)]
+mod cost_tests;
 #[cfg(test)]
 mod tests;

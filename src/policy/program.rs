@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 use cel::extractors::This;
 use cel::{Context, Env, ExecutionError, ParseErrors, Value as CelValue};
-use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
+use super::cost;
+use super::pattern::{Matches, Patterns};
 use super::value::{Budget, to_cel};
 use super::walk::children;
 use super::{Roots, SOURCE_MAX};
@@ -16,9 +18,6 @@ use crate::run::policy::Found;
 
 /// Deepest nesting of brackets.
 const BRACKETS_MAX: usize = 32;
-
-/// Largest compiled pattern of `matches`, in bytes.
-const PATTERN_BYTES: usize = 256 * 1024;
 
 /// Functions that expressions may call, beside operators.
 const FUNCTIONS: [&str; 12] = [
@@ -69,7 +68,7 @@ const ROOTS: [&str; 4] = ["args", "tool", "run", "trigger"];
 /// A compiled expression.
 pub(super) struct Program {
     tree: cel::Program,
-    patterns: Arc<BTreeMap<String, Regex>>,
+    patterns: Arc<Patterns>,
     /// What it looks at: each root with the members that it names; `None` where it looks at the whole root.
     reads: BTreeMap<String, Option<BTreeSet<String>>>,
 }
@@ -84,7 +83,7 @@ impl Program {
             return Err(format!("{}: brackets nest deeper than {BRACKETS_MAX} levels", place(source, at)));
         }
         let program = env.compile(source).map_err(|errors| parse_fault(&errors))?;
-        let mut check = Check { source, program: &program, patterns: BTreeMap::new(), reads: BTreeMap::new() };
+        let mut check = Check { source, program: &program, patterns: Patterns::default(), reads: BTreeMap::new() };
         check.look(program.expression(), &mut Vec::new(), None)?;
         let (patterns, reads) = (Arc::new(check.patterns), check.reads);
         Ok(Self { tree: program, patterns, reads })
@@ -99,9 +98,19 @@ impl Program {
         }
     }
 
-    /// What it says of an input.
-    pub(super) fn evaluate(&self, env: &Arc<Env>, input: &Map<String, Value>, trigger: &str) -> Found {
-        match self.run(env, input, trigger) {
+    /// What its patterns take, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.patterns.bytes()
+    }
+
+    /// What it says of an input. Nothing is matched after `until`; the rest is bounded by its count of steps.
+    pub(super) fn evaluate(
+        &self,
+        env: &Arc<Env>,
+        (input, trigger): (&Map<String, Value>, &str),
+        until: Instant,
+    ) -> Found {
+        match self.run(env, input, trigger, until) {
             Ok(CelValue::Bool(says)) => {
                 if says {
                     Found::Yes
@@ -116,7 +125,13 @@ impl Program {
         }
     }
 
-    fn run(&self, env: &Arc<Env>, input: &Map<String, Value>, trigger: &str) -> Result<CelValue, String> {
+    fn run(
+        &self,
+        env: &Arc<Env>,
+        input: &Map<String, Value>,
+        trigger: &str,
+        until: Instant,
+    ) -> Result<CelValue, String> {
         let mut context = Context::with_env(Arc::clone(env));
         let mut budget = Budget::default();
         for (root, members) in &self.reads {
@@ -131,14 +146,24 @@ impl Program {
             };
             context.add_variable_from_value(root.as_str(), value);
         }
-        let patterns = Arc::clone(&self.patterns);
-        let matches = move |This(text): This<Arc<String>>, pattern: Arc<String>| -> Result<bool, ExecutionError> {
-            let compiled = patterns.get(pattern.as_str());
-            let compiled = compiled.ok_or_else(|| ExecutionError::function_error("matches", "unknown pattern"))?;
-            Ok(compiled.is_match(&text))
+        let steps = cost::steps(self.tree.expression(), input);
+        if steps > cost::STEPS_MAX {
+            let most = cost::STEPS_MAX;
+            return Err(format!("it costs too much on what it looks at: up to {steps} steps, and {most} are the most"));
+        }
+        let matches = Arc::new(Matches::until(until));
+        let (patterns, counted) = (Arc::clone(&self.patterns), Arc::clone(&matches));
+        let is_match = move |This(text): This<Arc<String>>, pattern: Arc<String>| -> Result<bool, ExecutionError> {
+            let says = counted.is_match(&patterns, &pattern, &text);
+            says.ok_or_else(|| ExecutionError::function_error("matches", "not compared"))
         };
-        context.add_function("matches", matches).map_err(|fault| fault.to_string())?;
-        self.tree.execute(&context).map_err(|error| describe(&error))
+        context.add_function("matches", is_match).map_err(|fault| fault.to_string())?;
+        let said = self.tree.execute(&context);
+        // Whatever came of the rest.
+        if matches.are_too_dear() {
+            return Err("it costs too much on what it looks at: long texts are matched with large patterns".to_owned());
+        }
+        said.map_err(|error| describe(&error))
     }
 }
 
@@ -146,7 +171,7 @@ impl Program {
 struct Check<'a> {
     source: &'a str,
     program: &'a cel::Program,
-    patterns: BTreeMap<String, Regex>,
+    patterns: Patterns,
     reads: BTreeMap<String, Option<BTreeSet<String>>>,
 }
 
@@ -252,14 +277,7 @@ impl<'a> Check<'a> {
         let Some(text) = literal.filter(|_| count == 2) else {
             return Err(self.fault(expr, "`matches` takes a text and a pattern that is written out"));
         };
-        let compiled = RegexBuilder::new(&text).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
-        let compiled = compiled.map_err(|fault| {
-            let words = fault.to_string();
-            let last = words.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            self.fault(expr, &format!("the pattern cannot be used: {last}"))
-        })?;
-        self.patterns.insert(text, compiled);
-        Ok(())
+        self.patterns.add(&text).map_err(|fault| self.fault(expr, &fault))
     }
 
     fn fault(&self, expr: &IdedExpr, says: &str) -> String {

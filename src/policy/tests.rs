@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::run::json::parse_strict;
 
+fn tenant() -> TenantId {
+    TenantId::parse("acme").unwrap()
+}
+
 async fn said(source: &str, args: &str) -> Found {
     let expressions = Expressions::start().unwrap();
     let input = json!({
@@ -14,7 +18,7 @@ async fn said(source: &str, args: &str) -> Found {
     });
     let Value::Object(input) = input else { unreachable!() };
     let question = Question { when: Arc::from(source), trigger: "call" };
-    expressions.judge(vec![question], Arc::new(input)).await.remove(0)
+    expressions.judge(&tenant(), vec![question], Arc::new(input)).await.remove(0)
 }
 
 async fn check(source: &str, args: &str, expected: Found) {
@@ -101,7 +105,7 @@ async fn expressions_look_at_the_call_its_tool_its_run_and_the_trigger() {
 async fn faults(sources: &[&str]) -> Vec<Option<String>> {
     let expressions = Expressions::start().unwrap();
     let sources = sources.iter().map(|source| ((*source).to_owned(), Roots::Call)).collect();
-    expressions.check(sources).await.unwrap()
+    expressions.check(&tenant(), sources).await.unwrap()
 }
 
 #[tokio::test]
@@ -137,7 +141,7 @@ async fn rules_for_limits_have_no_call_to_look_at() {
     let expressions = Expressions::start().unwrap();
     let sources = ["args.x > 5", "tool.name == 'x'", "run.turns > 5", "trigger == 'limit:reached'"];
     let sources = sources.iter().map(|source| ((*source).to_owned(), Roots::Run)).collect();
-    let faults = expressions.check(sources).await.unwrap();
+    let faults = expressions.check(&tenant(), sources).await.unwrap();
     assert_eq!(faults.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false, false]);
 }
 
@@ -185,7 +189,8 @@ async fn one_failing_rule_does_not_touch_the_next_and_results_keep_their_order()
     let Value::Object(input) = json!({ "args": { "a": 1 } }) else { unreachable!() };
     let question = |when: &str| Question { when: Arc::from(when), trigger: "dispatch:indeterminate" };
     let questions = ["args.a == 1", "args.b == 1", "args.a == 2", "trigger == 'dispatch:indeterminate'"];
-    let found = expressions.judge(questions.iter().map(|when| question(when)).collect(), Arc::new(input)).await;
+    let found =
+        expressions.judge(&tenant(), questions.iter().map(|when| question(when)).collect(), Arc::new(input)).await;
     assert!(matches!(found.as_slice(), [Found::Yes, Found::Failed(_), Found::No, Found::Yes]), "{found:?}");
-    assert_eq!(expressions.judge(Vec::new(), Arc::default()).await, []);
+    assert_eq!(expressions.judge(&tenant(), Vec::new(), Arc::default()).await, []);
 }

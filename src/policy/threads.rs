@@ -5,7 +5,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cel::Env;
 use parking_lot::Mutex;
@@ -14,14 +14,20 @@ use tokio::sync::{mpsc, oneshot};
 use super::cache::Cache;
 use super::program::Program;
 use super::{Input, Question, Roots};
+use crate::places::Held;
 use crate::run::policy::Found;
 
 /// Address space for the stack of each thread; what is not used costs nothing.
 const STACK_BYTES: usize = 64 * 1024 * 1024;
 
+/// How long one tenant's work goes on before others have their turn. Whoever asked asks again for the rest.
+const SLICE: Duration = Duration::from_millis(50);
+
 /// One piece of work.
 #[derive(Debug)]
 pub(super) struct Job {
+    /// Its place, which the next one gets when it is done, also when nobody waits for it any longer.
+    pub(super) place: Held,
     /// Nobody waits for it any longer.
     pub(super) until: Instant,
     pub(super) work: Work,
@@ -30,16 +36,20 @@ pub(super) struct Job {
 /// What is to be done.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Compile, and say what is wrong.
-    Check { sources: Vec<(String, Roots)>, answer: oneshot::Sender<Vec<Option<String>>> },
-    /// Evaluate.
-    Judge { questions: Vec<Question>, input: Input, answer: oneshot::Sender<Vec<Found>> },
+    /// Compile, and say what is wrong: with the first ones, as far as there is time.
+    Check { sources: Arc<[(String, Roots)]>, from: usize, answer: oneshot::Sender<Vec<Option<String>>> },
+    /// Evaluate: the first ones, as far as there is time.
+    Judge { questions: Arc<[Question]>, from: usize, input: Input, answer: oneshot::Sender<Vec<Found>> },
 }
 
-/// Starts as many threads as there are cores, two to four.
-pub(super) fn start(queue: mpsc::Receiver<Job>) -> io::Result<()> {
+/// As many threads as there are cores, two to four.
+pub(super) fn count() -> usize {
+    thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4))
+}
+
+/// Starts so many threads.
+pub(super) fn start(count: usize, queue: mpsc::Receiver<Job>) -> io::Result<()> {
     let queue = Arc::new(Mutex::new(queue));
-    let count = thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4));
     for number in 0..count {
         let queue = Arc::clone(&queue);
         thread::Builder::new()
@@ -76,30 +86,36 @@ impl Worker {
     }
 
     fn carry_out(&mut self, job: Job) {
-        match job.work {
-            Work::Check { sources, answer } => {
-                let mut faults = Vec::with_capacity(sources.len());
-                for (source, roots) in sources {
-                    if answer.is_closed() || Instant::now() > job.until {
-                        return;
+        let Job { until, work, place } = job;
+        let since = Instant::now();
+        let is_over = |now: Instant| now > until || now.duration_since(since) > SLICE;
+        match work {
+            Work::Check { sources, from, answer } => {
+                let mut faults = Vec::new();
+                for (source, roots) in sources.iter().skip(from) {
+                    if answer.is_closed() || is_over(Instant::now()) {
+                        break;
                     }
-                    let compiled = self.program(&source);
-                    faults.push(compiled.and_then(|program| program.looks_only_at(roots)).err());
+                    let compiled = self.program(source);
+                    faults.push(compiled.and_then(|program| program.looks_only_at(*roots)).err());
                 }
+                drop(place);
                 // Whoever asked may have stopped waiting.
                 drop(answer.send(faults));
             }
-            Work::Judge { questions, input, answer } => {
-                let mut found = Vec::with_capacity(questions.len());
-                for question in questions {
-                    if answer.is_closed() || Instant::now() > job.until {
-                        return;
+            Work::Judge { questions, from, input, answer } => {
+                let mut found = Vec::new();
+                for question in questions.iter().skip(from) {
+                    if answer.is_closed() || is_over(Instant::now()) {
+                        break;
                     }
                     found.push(match self.program(&question.when) {
-                        Ok(program) => program.evaluate(&self.env, &input, question.trigger),
+                        Ok(program) => program.evaluate(&self.env, (&input, question.trigger), until),
                         Err(fault) => Found::Failed(fault),
                     });
                 }
+                drop(input);
+                drop(place);
                 drop(answer.send(found));
             }
         }
@@ -107,6 +123,7 @@ impl Worker {
 
     fn program(&mut self, source: &str) -> Result<Arc<Program>, String> {
         let env = &self.env;
-        self.programs.get_or(source, || Program::compile(env, source).map(Arc::new))
+        let compile = || Program::compile(env, source).map(Arc::new);
+        self.programs.get_or(source, compile, |compiled| compiled.as_ref().map_or(0, |program| program.bytes()))
     }
 }

@@ -5,16 +5,16 @@
 //! work one has, another's is next but one. Each piece of work is bounded by its own limits; who waits for too long is
 //! told so. Knows neither schemas nor what they are for.
 
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::places::{Held, Places};
 use crate::run::ids::TenantId;
 
 /// Most threads of one node.
@@ -25,8 +25,6 @@ const STACK_BYTES: usize = 64 * 1024 * 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long work that consists of pieces stays at its place.
 const SLICE: Duration = Duration::from_millis(50);
-/// From so many tenants on, those that wait for nothing are forgotten.
-const TENANTS_KEPT: usize = 256;
 
 /// There was no place in time, or what was done at it came to no end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,9 +35,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 /// The threads, and who waits for them.
 pub(super) struct Desk {
-    places: Arc<Semaphore>,
-    /// One permit each.
-    tenants: Mutex<HashMap<TenantId, Weak<Semaphore>>>,
+    places: Places,
     sender: Sender<Work>,
     receiver: Arc<Mutex<Receiver<Work>>>,
     threads: Mutex<usize>,
@@ -58,8 +54,7 @@ impl Desk {
     fn with_threads(threads_max: usize) -> Self {
         let (sender, receiver) = channel();
         Self {
-            places: Arc::new(Semaphore::new(threads_max)),
-            tenants: Mutex::default(),
+            places: Places::new(threads_max, 1),
             sender,
             receiver: Arc::new(Mutex::new(receiver)),
             threads: Mutex::default(),
@@ -76,33 +71,13 @@ impl Desk {
     }
 
     async fn place_within(&self, tenant: &TenantId, patience: Duration) -> Result<Place<'_>, Busy> {
-        let own = self.own(tenant);
-        let waiting = async {
-            // In this order: who waits for the tenant's own permit keeps nobody from a place.
-            let own = own.acquire_owned().await.ok()?;
-            let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
-            Some([own, place])
-        };
-        let held = tokio::time::timeout(patience, waiting).await.ok().flatten();
+        let held = tokio::time::timeout(patience, self.places.take(tenant)).await.ok().flatten();
         let held = held.ok_or(Busy).inspect_err(|_| {
             metrics::counter!("countersign_schema_busy_total").increment(1);
             tracing::warn!(%tenant, "work on a JSON Schema found no place in time");
         })?;
         self.staff();
         Ok(Place { desk: self, held })
-    }
-
-    fn own(&self, tenant: &TenantId) -> Arc<Semaphore> {
-        let mut tenants = self.tenants.lock();
-        if let Some(own) = tenants.get(tenant).and_then(Weak::upgrade) {
-            return own;
-        }
-        if tenants.len() >= TENANTS_KEPT {
-            tenants.retain(|_, own| own.strong_count() > 0);
-        }
-        let own = Arc::new(Semaphore::new(1));
-        tenants.insert(tenant.clone(), Arc::downgrade(&own));
-        own
     }
 
     /// Starts the threads at the first need.
@@ -132,7 +107,7 @@ fn work_off(receiver: &Mutex<Receiver<Work>>) {
 /// A place: whoever holds it is next.
 pub struct Place<'a> {
     desk: &'a Desk,
-    held: [OwnedSemaphorePermit; 2],
+    held: Held,
 }
 
 impl Place<'_> {

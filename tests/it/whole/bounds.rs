@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::mcp::floods::pings;
-use crate::support::database::{Database, both_stores};
+use crate::support::database::{Database, both_stores, eventually};
 use crate::support::fake_mcp::{FakeMcp, Reply, Step};
 use crate::support::product::Product;
 use crate::support::world::run_on;
@@ -119,4 +119,47 @@ async fn all_of_a_run_is_read_page_by_page_however_large_its_results_are(databas
     assert_eq!((small["receipts"].as_array().map(Vec::len), small["run"]["id"].as_str()), (Some(6), Some("r")));
     let messages = node.get("/v1/runs/r/messages").await;
     assert_eq!(small["messages"].as_array().map(Vec::len), messages["data"].as_array().map(Vec::len));
+}
+
+#[tokio::test]
+async fn rules_that_would_take_every_thread_or_all_memory_deny_at_once() {
+    let database = Database::sqlite().await;
+    let (node, fake) = (Product::start(&database).await, FakeMcp::start().await);
+    let mcp = json!([{ "url": fake.url() }]);
+    let with = |id: &str, args: Value, when: &str| {
+        let mut body = run_on(id, &[("charge", args)], mcp.clone());
+        body["policies"] = json!([{ "name": "p", "when": when, "action": "deny", "reason": "No." }]);
+        body
+    };
+    let args = json!({ "l": (0..9_000).collect::<Vec<u32>>(), "s": "xy".repeat(125_000) });
+    let copies = vec!["args.l.map(x, bytes(args.s))"; 25].join(" + ");
+    let hostile =
+        ["args.l.exists(x, args.s.matches('(?:x|y)*x(?:x|y){30}[^xy]'))".to_owned(), format!("size({copies}) > 0")];
+    let before = node.memory();
+    let began = Instant::now();
+    for at in 0..6 {
+        let body = with(&format!("evil-{at}"), args.clone(), &hostile[at % 2]);
+        node.post("/v1/runs", &body, 201).await;
+    }
+    let rested = async {
+        for at in 0..6 {
+            let id = format!("evil-{at}");
+            let run = node.rested(&id).await;
+            assert_eq!(run["status"], "completed", "{run:#}");
+            let messages = node.get(&format!("/v1/runs/{id}/messages")).await.to_string();
+            assert!(messages.contains("it costs too much on what it looks at"), "{messages}");
+        }
+        let body = with("victim", json!({ "a": 1 }), "args.a > 5");
+        assert_eq!(node.send_as("globex", Method::POST, "/v1/runs", Some(&body)).await.status().as_u16(), 201);
+        eventually("the other tenant's run ends", async || {
+            let answer = node.send_as("globex", Method::GET, "/v1/runs/victim", None).await;
+            answer.text().await.unwrap().contains("\"status\":\"completed\"")
+        })
+        .await;
+    };
+    let ((), memory, wait) = watch(&node, rested).await;
+    assert_eq!(fake.count("tools/call"), 1, "only the other tenant's");
+    assert!(memory < before + 128, "{memory} MiB, {before} before");
+    assert!(wait < Duration::from_secs(2), "another tenant waited {wait:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
