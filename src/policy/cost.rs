@@ -11,7 +11,7 @@
 use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, MapExpr, operators};
 use serde_json::{Map, Value};
 
-/// Most steps of one expression on one input. In a release build a step takes a nanosecond at most.
+/// Most steps of one expression on one input. Of a debug build a step took about two nanoseconds at most.
 pub(super) const STEPS_MAX: u64 = 300_000_000;
 
 /// A part that is evaluated once, its lookups and the words of an error included.

@@ -10,6 +10,10 @@ use regex::{Regex, RegexBuilder};
 /// Largest size of the compiled patterns of one expression together, in bytes.
 pub(super) const PATTERN_BYTES: usize = 256 * 1024;
 
+/// The powers of two between which the size of a pattern is looked for.
+const SMALLEST: u32 = 9;
+const LARGEST: u32 = PATTERN_BYTES.ilog2();
+
 /// What a state of a compiled pattern takes at least, in bytes.
 const STATE_BYTES: usize = 32;
 
@@ -35,20 +39,12 @@ impl Patterns {
         if self.compiled.contains_key(text) {
             return Ok(());
         }
-        // The library does not tell the size of what it made; so it is tried with a smaller limit first.
-        let mut limit = 512;
-        let regex = loop {
-            let built = RegexBuilder::new(text).size_limit(limit).dfa_size_limit(PATTERN_BYTES).build();
-            match built {
-                Err(regex::Error::CompiledTooBig(_)) if limit < PATTERN_BYTES => limit *= 2,
-                built => break built,
-            }
-        };
-        let regex = regex.map_err(|fault| {
+        let regex = build(text, LARGEST).map_err(|fault| {
             let words = fault.to_string();
             let last = words.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
             format!("the pattern cannot be used: {last}")
         })?;
+        let limit = 1_usize << size(text);
         self.bytes = self.bytes.saturating_add(limit);
         if self.bytes > PATTERN_BYTES {
             return Err(format!(
@@ -93,4 +89,22 @@ impl Matches {
     pub(super) fn are_too_dear(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
+}
+
+fn build(text: &str, power: u32) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(text).size_limit(1 << power).dfa_size_limit(PATTERN_BYTES).build()
+}
+
+/// The size of a pattern that can be built, as a power of two. The library does not tell it, so it is looked for with
+/// smaller limits: in four attempts, as each may take as long as the first.
+fn size(text: &str) -> u32 {
+    let (mut least, mut most) = (SMALLEST, LARGEST);
+    while least < most {
+        let middle = u32::midpoint(least, most);
+        match build(text, middle) {
+            Ok(_) => most = middle,
+            Err(_) => least = middle + 1,
+        }
+    }
+    most
 }
