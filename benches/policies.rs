@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use countersign::policy::{Expressions, Input, Question};
+use countersign::run::ids::TenantId;
 use countersign::run::policy::Found;
 use futures::future::join_all;
 use serde_json::{Map, Value, json};
@@ -22,6 +23,7 @@ const AT_ONCE: usize = 64;
 fn main() -> anyhow::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let expressions = Expressions::start()?;
+        let tenant = TenantId::parse("bench").ok_or_else(|| anyhow::anyhow!("no name of a tenant"))?;
         let small = input(&json!({ "amount": 500, "currency": "USD", "items": [{ "price": 5 }, { "price": 9 }] }));
         let text = "x".repeat(20_000);
         let large = input(&json!({ "amount": 500, "currency": "USD", "items": [{ "price": 5 }], "document": text }));
@@ -30,10 +32,10 @@ fn main() -> anyhow::Result<()> {
             ("ten rules", 10, &small),
             ("ten rules, 20 KB beside what they look at", 10, &large),
         ] {
-            in_turn(&expressions, name, rules, input).await?;
+            in_turn(&expressions, &tenant, name, rules, input).await?;
         }
-        at_once(&expressions, &small).await;
-        fresh(&expressions, &small).await;
+        at_once(&expressions, &tenant, &small).await;
+        fresh(&expressions, &tenant, &small).await;
         Ok(())
     })
 }
@@ -58,11 +60,17 @@ fn questions(count: usize) -> Vec<Question> {
     sources.iter().cycle().take(count).map(question).collect()
 }
 
-async fn in_turn(expressions: &Expressions, name: &str, rules: usize, input: &Input) -> anyhow::Result<()> {
+async fn in_turn(
+    expressions: &Expressions,
+    tenant: &TenantId,
+    name: &str,
+    rules: usize,
+    input: &Input,
+) -> anyhow::Result<()> {
     let mut times = Vec::with_capacity(CALLS);
     for _ in 0..CALLS {
         let began = Instant::now();
-        let found = expressions.judge(questions(rules), Arc::clone(input)).await;
+        let found = expressions.judge(tenant, questions(rules), Arc::clone(input)).await;
         times.push(began.elapsed());
         anyhow::ensure!(!found.iter().any(|found| matches!(found, Found::Failed(_))), "{found:?}");
     }
@@ -72,11 +80,11 @@ async fn in_turn(expressions: &Expressions, name: &str, rules: usize, input: &In
     Ok(())
 }
 
-async fn at_once(expressions: &Expressions, input: &Input) {
+async fn at_once(expressions: &Expressions, tenant: &TenantId, input: &Input) {
     let began = Instant::now();
     let worker = || async {
         for _ in 0..CALLS / AT_ONCE {
-            expressions.judge(questions(10), Arc::clone(input)).await;
+            expressions.judge(tenant, questions(10), Arc::clone(input)).await;
         }
     };
     join_all((0..AT_ONCE).map(|_| worker())).await;
@@ -86,12 +94,12 @@ async fn at_once(expressions: &Expressions, input: &Input) {
     say(&format!("ten rules, {AT_ONCE} calls at once: {each:.0} calls/s"));
 }
 
-async fn fresh(expressions: &Expressions, input: &Input) {
+async fn fresh(expressions: &Expressions, tenant: &TenantId, input: &Input) {
     let mut total = Duration::ZERO;
     for number in 0..FRESH {
         let when = Arc::from(format!("args.amount > {number} && args.currency == 'USD'"));
         let began = Instant::now();
-        expressions.judge(vec![Question { when, trigger: "call" }], Arc::clone(input)).await;
+        expressions.judge(tenant, vec![Question { when, trigger: "call" }], Arc::clone(input)).await;
         total += began.elapsed();
     }
     say(&format!("a rule that was never seen: {:?}", total / u32::try_from(FRESH).unwrap_or(u32::MAX)));
