@@ -187,9 +187,9 @@ mod tests {
         let whole = [
             (0, "of 3000000 bytes are left out here"),
             (1, "bytes are too many to be shown"),
-            (5, "of 2000000 bytes are left out here"),
+            (5, "bytes are too many to be shown"),
         ];
-        assert_eq!(after[5].0.get(..8), before[5].0.get(..8), "a worker's result is told as it is");
+        assert!(after[5].0.contains(r#""value":{"rows":"z"#), "a worker's result is told as it is");
         for (at, says) in whole {
             assert!(after[at].0.contains(says), "{}", after[at].0.len());
             assert_eq!(after[at].0.matches("The whole result is kept in the receipt").count(), 1);
