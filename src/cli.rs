@@ -59,11 +59,11 @@ pub fn dev(listen: SocketAddr, data: &Path, file: Option<&Path>) -> anyhow::Resu
     runtime()?.block_on(async {
         let stop = CancellationToken::new();
         let demo = demo_listener(data).await?;
-        let demo_url = format!("http://{}/mcp", demo.local_addr()?);
+        let at = demo.local_addr()?;
         let served = axum::serve(demo, demo::router(demo::DemoLedger::default(), stop.clone()));
         let demo_stop = stop.clone();
         let demo = async move { served.with_graceful_shutdown(async move { demo_stop.cancelled().await }).await };
-        let (server, served) = tokio::join!(start_and_greet(&config, &demo_url, stop), demo);
+        let (server, served) = tokio::join!(start_and_greet(&config, (data, at), stop), demo);
         served.context("the demo MCP server")?;
         server
     })
@@ -79,15 +79,24 @@ async fn demo_listener(data: &Path) -> anyhow::Result<TcpListener> {
     {
         return Ok(listener);
     }
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the demo MCP server")?;
-    std::fs::write(&file, listener.local_addr()?.port().to_string()).with_context(|| file.display().to_string())?;
-    Ok(listener)
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the demo MCP server")
 }
 
-async fn start_and_greet(config: &Config, demo_url: &str, stop: CancellationToken) -> anyhow::Result<()> {
+/// Keeps the port. Only a server that has started does, and so has the folder to itself: one that is refused moves nothing.
+fn keep_demo_port(data: &Path, demo: SocketAddr) -> anyhow::Result<()> {
+    let file = data.join("demo-port");
+    std::fs::write(&file, demo.port().to_string()).with_context(|| file.display().to_string())
+}
+
+async fn start_and_greet(
+    config: &Config,
+    (data, demo): (&Path, SocketAddr),
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let _stops_the_demo = stop.drop_guard();
     let server = start(config, true).await?;
-    greet(config, server.address(), demo_url)?;
+    keep_demo_port(data, demo)?;
+    greet(config, server.address(), &format!("http://{demo}/mcp"))?;
     server.run_until(asked_to_stop()?).await
 }
 
@@ -303,10 +312,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = demo_listener(folder.path()).await.unwrap();
         let address = first.local_addr().unwrap();
-        let beside = demo_listener(folder.path()).await.unwrap();
-        assert_ne!(beside.local_addr().unwrap(), address);
-        let moved = beside.local_addr().unwrap();
-        drop((first, beside));
-        assert_eq!(demo_listener(folder.path()).await.unwrap().local_addr().unwrap(), moved);
+        keep_demo_port(folder.path(), address).unwrap();
+        let refused = demo_listener(folder.path()).await.unwrap();
+        assert_ne!(refused.local_addr().unwrap(), address);
+        drop((first, refused));
+        let again = demo_listener(folder.path()).await.unwrap();
+        assert_eq!(again.local_addr().unwrap(), address, "one that did not start moved nothing");
+        let beside = demo_listener(folder.path()).await.unwrap().local_addr().unwrap();
+        keep_demo_port(folder.path(), beside).unwrap();
+        drop(again);
+        assert_eq!(demo_listener(folder.path()).await.unwrap().local_addr().unwrap(), beside);
     }
 }

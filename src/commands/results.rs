@@ -111,10 +111,18 @@ impl Commands {
                 return Err(faults.into());
             };
             let call_id = CallId::new(&result.call_id);
-            let of_turn = envelope.calls.iter().find(|call| call.call_id == call_id);
-            let call = match of_turn {
+            let named = |call: &&Call| call.call_id == call_id && result.turn.is_none_or(|turn| turn == call.key.turn);
+            let earlier = || self.earlier(asker, envelope, &call_id, result.turn);
+            let call = match envelope.calls.iter().find(named) {
+                // It may as well be the result of an earlier call with that label, which comes again.
+                Some(call) if call.is_with_client() && result.turn.is_none() => {
+                    if earlier().await?.is_some_and(|earlier| is_result(&earlier.stage, &answer)) {
+                        return Err(Refusal::AmbiguousCall(call_id).into());
+                    }
+                    Some(call.clone())
+                }
                 Some(call) => Some(call.clone()),
-                None => self.earlier(asker, envelope, &call_id).await?,
+                None => earlier().await?,
             };
             let call = call.filter(|call| call.backend() == Some(Backend::Client)).ok_or(CommandError::CallNotFound)?;
             let answer = self.fitting(asker, &envelope.binding, &call, answer).await?;
@@ -127,15 +135,16 @@ impl Commands {
         Ok(results)
     }
 
-    /// A call of an earlier turn.
+    /// A call of an earlier turn: of that one, or of the last that has the label.
     async fn earlier(
         &self,
         asker: &Asker,
         envelope: &Envelope,
         call_id: &CallId,
+        of_turn: Option<u32>,
     ) -> Result<Option<Call>, CommandError> {
         let last = envelope.head.state.turns;
-        for turn in (last.saturating_sub(TURNS_BACK)..last).rev() {
+        for turn in (last.saturating_sub(TURNS_BACK)..last).rev().filter(|turn| of_turn.is_none_or(|of| of == *turn)) {
             if let Some(call) = self.store.receipt_fetch(&asker.tenant, envelope.uid, turn, call_id).await? {
                 return Ok(Some(call));
             }
@@ -174,7 +183,22 @@ impl Commands {
         fact: &LeftFact,
         deadline: Instant,
     ) -> Result<Brought, CommandError> {
-        let mut left: Option<Instant> = None;
+        let mut left = None;
+        let brought = self.bring_or_leave(asker, uid, fact, (deadline, &mut left)).await;
+        // It is said, or nobody waits for it any more: whoever owns the run next must not hear it again.
+        if left.is_some() {
+            self.store.fact_withdraw(&asker.tenant, uid, fact).await?;
+        }
+        brought
+    }
+
+    async fn bring_or_leave(
+        &self,
+        asker: &Asker,
+        uid: RunUid,
+        fact: &LeftFact,
+        (deadline, left): (Instant, &mut Option<Instant>),
+    ) -> Result<Brought, CommandError> {
         loop {
             let mut changes = self.hub.subscribe(&asker.tenant, uid);
             let Loaded { mut envelope, fence, owned, .. } = self.load(asker, uid).await?;
@@ -185,7 +209,6 @@ impl Commands {
                 Ok(commit) => commit,
             };
             if Instant::now() >= deadline {
-                self.store.fact_withdraw(&asker.tenant, uid, fact).await?;
                 return Err(CommandError::Contended);
             }
             if !owned {
@@ -198,7 +221,7 @@ impl Commands {
             if left.is_none_or(|since| since.elapsed() >= LEAVE_AGAIN) {
                 match self.store.fact_leave(&asker.tenant, uid, fact).await? {
                     Left::Kept => {
-                        left = Some(Instant::now());
+                        *left = Some(Instant::now());
                         self.executor.attend(&asker.tenant, uid);
                     }
                     Left::NotOwned | Left::Decided => continue,
@@ -240,7 +263,7 @@ fn is_true(fact: &LeftFact, envelope: &Envelope) -> bool {
 }
 
 /// Whether a call was settled by this answer.
-fn is_result(stage: &Stage, answer: &Answer) -> bool {
+pub(super) fn is_result(stage: &Stage, answer: &Answer) -> bool {
     match (stage, answer) {
         (Stage::Completed { output, .. }, Answer::Done { output: given }) => output == given,
         (Stage::Failed { error, output, .. }, Answer::Failed { error: why, output: given }) => {

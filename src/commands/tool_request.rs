@@ -142,6 +142,8 @@ pub struct GiveResults {
 pub struct ClientResult {
     /// The call's label.
     pub call_id: String,
+    /// Its turn; left out: of several calls with that label the one that waits.
+    pub turn: Option<u32>,
     /// What the tool returned, any JSON value.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<Value>, nullable = false)]

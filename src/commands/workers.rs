@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::faults::Faults;
 use super::handed::{Claimed, HandedCall, handed_call, parse_id};
 use super::permits::{Permits, Workload};
-use super::results::{Brought, ONE_OF, answer_of};
+use super::results::{Brought, ONE_OF, answer_of, is_result};
 use super::tool_request::{CallResult, ClaimCalls, InFlight};
 use super::tools::{VERSION, WORKER_TOOL, is_version, is_worker_tool};
 use super::{Asker, CommandError, Commands};
@@ -249,11 +249,13 @@ impl Commands {
         if known.handing.lease.as_ref().is_none_or(|held| held.id != lease) {
             return Err(Refusal::LeaseLost.into());
         }
-        if known.stage.is_settled() {
-            return Ok(());
-        }
         let binding = self.load(asker, call.0).await?.envelope.binding;
         let answer = self.fitting(asker, &binding, &known, answer).await?;
+        if known.stage.is_settled() {
+            // The same again is acknowledged again; another one came too late.
+            let same = is_result(&known.stage, &answer);
+            return if same { Ok(()) } else { Err(Refusal::NotAwaited(known.call_id).into()) };
+        }
         failpoint::pass("worker.result.before");
         self.bring_whole(asker, call, FetchedWhat::Answered { lease, answer }).await
     }

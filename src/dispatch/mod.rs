@@ -45,7 +45,7 @@ use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use catalogs::{ReadOne, unreadable};
 use registry::Registry;
-use target::place_of;
+use target::{NOWHERE, place_of};
 use told::EverTold;
 
 /// Whose call it is.
@@ -274,7 +274,7 @@ impl Dispatch {
                     return moved(entry);
                 }
                 if leads_elsewhere(call, &place) {
-                    return Outcome::NotSent(not_sent_there(entry));
+                    return Outcome::NotSent(not_sent_there(entry, call));
                 }
                 let told = target.told.clone();
                 let door = || AskDoor::new(call.key, caller.asks.clone(), move |ask| told.now().ask(ask));
@@ -317,8 +317,14 @@ fn leads_elsewhere(call: &Call, place: &str) -> bool {
     judged.is_some_and(|judged| judged != place)
 }
 
-fn not_sent_there(entry: &McpEntry) -> ToolError {
+fn not_sent_there(entry: &McpEntry, call: &Call) -> ToolError {
     let label = entry.label();
+    let is_unknown = call.target.as_ref().and_then(|target| target.place.as_deref()) == Some(NOWHERE);
+    if is_unknown {
+        let message =
+            format!("MCP server '{label}' could not be looked up when the call was judged. The call was not executed.");
+        return ToolError::new("mcp-unreachable", message);
+    }
     let message = format!(
         "MCP server '{label}' was moved to another address after the call was judged. The call was not sent there."
     );

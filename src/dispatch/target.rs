@@ -46,7 +46,7 @@ fn place_in(server: &StdioServer) -> String {
 }
 
 /// The place of a call whose server could not be looked up when it was judged: it is sent nowhere.
-const NOWHERE: &str = "nowhere";
+pub(super) const NOWHERE: &str = "nowhere";
 
 impl Dispatch {
     /// A mark of the place where a call of that tool goes now; `None`: it goes to no server. What is judged, and approved, is

@@ -1,6 +1,7 @@
 //! Work that servers go on with by themselves and nobody waits for any more.
 
-use super::Dispatch;
+use super::target::place_of;
+use super::{Dispatch, leads_elsewhere};
 use crate::run::binding::Binding;
 use crate::run::call::Call;
 use crate::secrets::RunSecrets;
@@ -13,6 +14,8 @@ impl Dispatch {
         let entry = binding.tool(&call.tool).and_then(|tool| binding.entries.get(tool.entry()?));
         let (Some(task), Some(entry)) = (&call.task, entry) else { return false };
         let told = match self.target(&reader.tenant, entry, (reader.uid, reader.fence), secrets).await {
+            // The place that the entry leads to now knows nothing of it.
+            Ok(target) if leads_elsewhere(call, &place_of(&target)) => false,
             Ok(target) => self.pool.abandon(&reader.tenant, &target, &task.id).await,
             Err(fault) => {
                 tracing::debug!(run = %reader.uid.0, fault, "a task cannot be cancelled");

@@ -50,6 +50,7 @@ impl Drive<'_> {
                 Err(Stopped::Refused(
                     Refusal::AlreadyDecided(_)
                     | Refusal::AlreadyVoted
+                    | Refusal::ApprovalChanged
                     | Refusal::NotAnApprover
                     | Refusal::ArgumentsFixed
                     | Refusal::RunTerminal,

@@ -94,11 +94,11 @@ fn of_status(run: &RunId, status: Status, undecided: &[UndecidedCall]) -> Vec<Li
             let all = command(run, "retry", "resume", Scope::Admin, Some(body));
             [all].into_iter().chain(reconcile_each(run, undecided, true)).chain([cancel(run)]).collect()
         }
+        Status::Suspended(SuspendReason::ClientToolResultsRequired) => {
+            vec![command(run, "give-results", "tool-results", Scope::RunsWrite, None), cancel(run)]
+        }
         Status::Suspended(
-            SuspendReason::LimitEscalated
-            | SuspendReason::ApprovalRequired
-            | SuspendReason::ClientToolResultsRequired
-            | SuspendReason::InputRequired,
+            SuspendReason::LimitEscalated | SuspendReason::ApprovalRequired | SuspendReason::InputRequired,
         ) => vec![cancel(run)],
         Status::Suspended(SuspendReason::McpCatalogChanged) => vec![accept(run), cancel(run)],
         Status::Suspended(SuspendReason::McpUnreachable) => vec![resume(run), cancel(run)],
@@ -127,9 +127,10 @@ pub(super) fn reconcile_each<'a>(
             body: Some(body),
         };
         let retry = may_retry.then(|| link("retry-call", json!({ "resolution": "retry" })));
+        // What became of it nobody can say in advance: whoever sends these adds `output`, or `error`.
         let decided = [
-            link("complete-call", json!({ "resolution": "complete", "output": {} })),
-            link("fail-call", json!({ "resolution": "fail", "error": { "message": "It had no effect." } })),
+            link("complete-call", json!({ "resolution": "complete" })),
+            link("fail-call", json!({ "resolution": "fail" })),
         ];
         retry.into_iter().chain(decided)
     })

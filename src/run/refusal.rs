@@ -35,7 +35,7 @@ pub enum Refusal {
         calls: Vec<CallId>,
     },
     /// A call id that stands for several undecided calls.
-    #[error("{0} names several undecided calls: say of which turn")]
+    #[error("{0} may name several calls: say of which turn")]
     AmbiguousCall(CallId),
     /// The call has its result, was never sent, or may go on by itself.
     #[error("the call is not undecided")]

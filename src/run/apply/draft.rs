@@ -191,7 +191,9 @@ impl<'a> Draft<'a> {
         self.event(EventBody::RunStatus { status: status.code().to_owned(), reason, attempt });
     }
 
+    /// A run that waits for somebody hands nothing out: what is on offer is offered anew when it goes on.
     pub(super) fn suspend(&mut self, reason: SuspendReason) {
+        self.withdraw_offers();
         self.status(Status::Suspended(reason));
         self.leave();
     }

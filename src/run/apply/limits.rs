@@ -168,6 +168,11 @@ pub(super) fn decided(
             if let Ok(limits) = reached.limit.raised(draft.envelope, &approval.input, draft.now) {
                 draft.envelope.head.state.limits = Some(limits);
             }
+            // The calls of a turn may stand before another limit as well.
+            let unsent = draft.envelope.calls.iter().any(|call| !call.stage.is_settled());
+            if let Some(limit) = before_calls(draft.envelope, draft.now).filter(|_| unsent) {
+                return reach(draft, limit, reached.asks);
+            }
             for (key, requirement) in reached.asks {
                 approvals::ask(draft, key, Subject::Call, requirement);
             }

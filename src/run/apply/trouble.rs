@@ -78,7 +78,7 @@ fn by_rule(draft: &mut Draft<'_>, key: CallKey, (cause, since): (Cause, Timestam
             tell(draft, key);
             approvals::ask(draft, key, Subject::Repeat, *requirement);
         }
-        // The run fails once its other calls have their ends.
+        // The run fails once what servers and workers have has its end.
         Trouble::Reconcile | Trouble::Fail { .. } => {
             draft.move_call(key, unknown(false));
             tell(draft, key);
@@ -112,7 +112,7 @@ pub(super) fn not_taken(draft: &mut Draft<'_>, key: CallKey, untaken: &Untaken) 
             let rule = untaken.trigger().map_or("", Trigger::code);
             ask_again(draft, key, Requirement::new(ApprovalRule::default(), rule, error.message));
         }
-        // The run fails once its other calls have their ends.
+        // The run fails once what servers and workers have has its end.
         Some(Trouble::Retry | Trouble::Fail { .. }) | None => settle::fail(draft, key, error, None),
         Some(Trouble::ToolError { rule, reason }) => {
             error.message = format!("{} {}", error.message, why(&rule, reason.as_deref()));

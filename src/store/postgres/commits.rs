@@ -50,7 +50,7 @@ macro_rules! insert_rows {
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE calls.input END, \
              blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
              lease = excluded.lease, \
-             lease_until = CASE WHEN excluded.lease IS NOT NULL THEN calls.lease_until END), \
+             lease_until = CASE WHEN excluded.lease = calls.lease THEN calls.lease_until END), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
            FROM h CROSS JOIN LATERAL unnest( \

@@ -19,6 +19,8 @@ use crate::store::{Claim, Left, StoreError};
 
 /// Least time between two notes that somebody asks for a tool: many workers write one row.
 const SEEN_EVERY_MS: i64 = 1000;
+/// What nobody asked for in so long is forgotten: longer than any call waits.
+const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
 #[async_trait]
 impl WorkerStore for SteadyPostgres {
@@ -88,7 +90,7 @@ impl WorkerStore for SteadyPostgres {
 }
 
 async fn tools_seen(store: &PostgresStore, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
-    sqlx::query(
+    let seen = sqlx::query(
         "INSERT INTO worker_tools (tenant_id, worker_tool, seen_at) \
          SELECT $1, a.tool, now_ms() FROM (SELECT DISTINCT unnest($2::text[]) AS tool) AS a \
          WHERE NOT EXISTS (SELECT 1 FROM worker_tools w WHERE w.tenant_id = $1 AND w.worker_tool = a.tool \
@@ -100,6 +102,13 @@ async fn tools_seen(store: &PostgresStore, tenant: &TenantId, asked: &[Asked]) -
     .bind(SEEN_EVERY_MS)
     .execute(&store.pool)
     .await?;
+    if seen.rows_affected() > 0 {
+        sqlx::query("DELETE FROM worker_tools WHERE tenant_id = $1 AND seen_at < now_ms() - $2")
+            .bind(tenant.as_str())
+            .bind(SEEN_KEPT_MS)
+            .execute(&store.pool)
+            .await?;
+    }
     Ok(())
 }
 
@@ -284,10 +293,11 @@ pub(super) async fn fetched_take(tx: &mut PgConnection, claim: &Claim) -> Result
     rows.iter().map(|body| codec::decode("fetched call", body)).collect()
 }
 
+/// A hand-out without an end is none that anybody keeps: its reservation was gone before it was stored.
 async fn behind_list(store: &PostgresStore, behind: Behind) -> Result<Vec<(TenantId, RunUid, Fetched)>, StoreError> {
     let rows = sqlx::query(
         "SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served FROM calls c \
-         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND c.lease_until < now_ms() \
+         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < now_ms() \
          UNION ALL \
          SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.place > $2 OR EXISTS (SELECT 1 FROM worker_tools w \
              WHERE w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool AND w.seen_at > now_ms() - $1) \

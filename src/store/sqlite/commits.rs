@@ -179,7 +179,7 @@ async fn call_put(
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
              blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
-             lease = excluded.lease, lease_until = CASE WHEN excluded.lease IS NOT NULL THEN lease_until END",
+             lease = excluded.lease, lease_until = CASE WHEN excluded.lease = lease THEN lease_until END",
         ),
     )
     .bind(run.0.as_str())

@@ -19,6 +19,8 @@ use crate::store::{Claim, Left, StoreError};
 
 /// Least time between two notes that somebody asks for a tool: many workers write one row.
 const SEEN_EVERY_MS: i64 = 1000;
+/// What nobody asked for in so long is forgotten: longer than any call waits.
+const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
 #[async_trait]
 impl WorkerStore for SqliteStore {
@@ -76,6 +78,7 @@ impl WorkerStore for SqliteStore {
 }
 
 async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
+    let mut is_new = false;
     for asked in asked {
         let known: Option<i64> = sqlx::query_scalar(concat!(
             "SELECT 1 FROM worker_tools WHERE tenant_id = ?1 AND worker_tool = ?2 AND seen_at > ",
@@ -99,6 +102,14 @@ async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked]) -> 
         .bind(&asked.tool)
         .execute(&store.writer)
         .await?;
+        is_new = true;
+    }
+    if is_new {
+        sqlx::query(concat!("DELETE FROM worker_tools WHERE tenant_id = ?1 AND seen_at < ", now_ms!(), " - ?2"))
+            .bind(tenant.as_str())
+            .bind(SEEN_KEPT_MS)
+            .execute(&store.writer)
+            .await?;
     }
     Ok(())
 }
@@ -311,13 +322,14 @@ pub(super) async fn fetched_take(tx: &mut SqliteConnection, claim: &Claim) -> Re
     rows.iter().map(|body| codec::decode("fetched call", body)).collect()
 }
 
+/// A hand-out without an end is none that anybody keeps: its reservation was gone before it was stored.
 async fn behind_list(store: &SqliteStore, behind: Behind) -> Result<Vec<(TenantId, RunUid, Fetched)>, StoreError> {
     let rows = sqlx::query(concat!(
         "WITH clock AS (SELECT ",
         now_ms!(),
         " AS now) \
          SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served FROM calls c, clock \
-         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND c.lease_until < clock.now \
+         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < clock.now \
          UNION ALL \
          SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.place > ?2 OR EXISTS (SELECT 1 FROM worker_tools w \
              WHERE w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool AND w.seen_at > clock.now - ?1) \

@@ -167,12 +167,12 @@ async fn field_a056_a_stream_that_ends_on_purpose_is_asked_for_until_the_answer_
     });
     let (pool, target) = (pool(), target(&fake.url()));
     assert_eq!(class(&call(&pool, &target).await), "done");
-    let polls = polled.lock();
+    let polls = polled.lock().clone();
     let places: Vec<&str> = polls.iter().map(|(place, _)| place.as_str()).collect();
     assert_eq!(places, ["p0", "p1", "p2"], "each goes on where the last ended");
     for pair in polls.windows(2) {
         let pause = pair[1].1 - pair[0].1;
-        assert!((250..1_200).contains(&pause.as_millis()), "as long as the server said: {pause:?}");
+        assert!((250..2_500).contains(&pause.as_millis()), "as long as the server said: {pause:?}");
     }
     assert_eq!(fake.count("tools/call"), 1);
     pool.close().await;

@@ -208,9 +208,12 @@ async fn a_replaced_client_secret_makes_new_tokens_and_connections_on_every_node
     assert_eq!(nodes[0].send(Method::PUT, "/v1/mcp-servers/orders", Some(&body)).await.status(), 201);
     let gate = Arc::new(Notify::new());
     let held = Arc::clone(&gate);
-    server.on_call(move |seen| match token_of(seen).ends_with("-1") {
-        true => Reply::When(Arc::clone(&held), Box::new(Reply::text("old"))),
-        false => Reply::text("new"),
+    server.on_call(move |seen| {
+        if token_of(seen).ends_with("-1") {
+            Reply::When(Arc::clone(&held), Box::new(Reply::text("old")))
+        } else {
+            Reply::text("new")
+        }
     });
     let run = |id: &str, calls: usize| {
         let call = json!({"name": "charge", "arguments": {}});

@@ -193,13 +193,16 @@ pub(crate) fn testworld(program: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    let note = format!("skipped: {program} is not installed: scripts/testworld says why");
+    skipped(&format!("skipped: {program} is not installed: scripts/testworld says why"));
+    None
+}
+
+/// Says that something was not tried. Of a test that passes nobody sees the output: whoever runs all of them tells it.
+pub(crate) fn skipped(note: &str) {
     eprintln!("{note}");
-    // Of a test that passes nobody sees the output: whoever runs all of them tells what was skipped.
     if let Some(list) = std::env::var_os("COUNTERSIGN_TEST_SKIPPED") {
         let mut list =
             std::fs::File::options().append(true).create(true).open(list).expect("the list of skipped tests");
         writeln!(list, "{note}").expect("a line in the list of skipped tests");
     }
-    None
 }

@@ -55,6 +55,8 @@ async fn b236_b241_a_worker_takes_a_call_and_its_result_is_the_runs(database: Da
         assert_eq!(status, 200, "{said}");
         assert_eq!(receipt(&server, "p", "call_1").await["output"], json!({ "paid": 5 }));
     }
+    let (status, said) = answer(&server, &call, json!({ "output": { "paid": 6 } })).await;
+    assert_eq!((status, &said["code"]), (409, &json!("result-not-awaited")), "another result came too late");
     let run = server.rested("p").await;
     assert_eq!((&run["status"], &run["output"]["text"]), (&json!("completed"), &json!("Done.")), "{run}");
     assert_eq!(results(&server, "p").await[0]["output"], json!({ "paid": 5 }));

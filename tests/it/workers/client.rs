@@ -16,6 +16,7 @@ both_stores! {
     results_come_while_a_server_still_works,
     b202_b223_results_contact_no_server_before_the_leg_that_follows,
     a_run_that_waits_for_its_client_can_be_cancelled,
+    b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label,
 }
 
 fn pick() -> Value {
@@ -119,4 +120,33 @@ async fn a_run_that_waits_for_its_client_can_be_cancelled(database: Database) {
     assert_eq!((&known["stage"], &known["cause"]), (&json!("indeterminate"), &json!("cancelled")));
     let late = json!({ "results": [{ "call_id": "call_1", "output": 1 }] });
     problem(&server, "/v1/runs/c/tool-results", &late, 409, "result-not-awaited").await;
+}
+
+async fn b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label(database: Database) {
+    let server = server(&database).await;
+    let mut body = picks("twice", 1);
+    let turn = body["model"]["script"][0].clone();
+    body["model"]["script"] = json!([turn, turn, { "text": "Done." }]);
+    server.post("/v1/runs", &body, 201).await;
+    server.rested("twice").await;
+    let links = server.get("/v1/runs/twice").await["links"].clone();
+    let way = links.as_array().unwrap().iter().find(|link| link["rel"] == "give-results").unwrap();
+    let path = way["href"].as_str().unwrap();
+    let paid = |turn: Option<u32>, output: &str| {
+        let mut result = json!({ "call_id": "call_1", "output": output });
+        if let Some(turn) = turn {
+            result["turn"] = turn.into();
+        }
+        json!({ "results": [result] })
+    };
+    server.post(path, &paid(None, "paid"), 200).await;
+    until(&server, "twice", |run| run["turns"] == 2 && run["reason"] == WAITS).await;
+    // The answer was lost, so the client sends it again: it may be either call's.
+    problem(&server, path, &paid(None, "paid"), 409, "ambiguous-call").await;
+    let again = server.post(path, &paid(Some(1), "paid"), 200).await;
+    assert_eq!(again["pending"]["client_tools"][0]["turn"], 2, "{again}");
+    problem(&server, path, &paid(Some(1), "other"), 409, "result-not-awaited").await;
+    problem(&server, path, &paid(Some(7), "paid"), 404, "not-found").await;
+    server.post(path, &paid(Some(2), "paid"), 200).await;
+    assert_eq!(server.rested("twice").await["status"], "completed");
 }

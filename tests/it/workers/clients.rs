@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{payment, receipt, run, server};
 use crate::support::database::{Database, both_stores};
+use crate::support::process::skipped;
 use crate::support::product::{Product, token};
 
 both_stores! {
@@ -48,7 +49,7 @@ async fn b236_the_worker_in_python_and_the_one_in_typescript_carry_out_calls(dat
             command.args(["--input-type=module", "-"]).stdin(text);
         }
         let Some(_worker) = start(&server, &mut command) else {
-            println!("SKIPPED: there is no {id} here");
+            skipped(&format!("skipped: there is no {id} here"));
             continue;
         };
         let calls = vec![("process_payment", json!({ "amount": 5 })); 3];

@@ -203,3 +203,21 @@ fn b243_a_run_that_is_cancelled_hands_nothing_out_and_what_is_out_stays_visible(
     );
     assert!(!run.calls.iter().any(crate::run::call::Call::is_offered));
 }
+
+#[test]
+fn a_run_that_is_suspended_offers_nothing_and_offers_again_when_it_goes_on() {
+    let mut run = Envelope { room: 0, ..local_run(true) };
+    called(&mut run, &[("a", "work"), ("b", "charge")]);
+    assert_eq!((stages(&run), run.calls[0].is_offered()), (vec!["pending", "pending"], true));
+    let mut run = reloaded(&run);
+    did(&mut run, Fact::LegBegan);
+    did(&mut run, Fact::CatalogUnreadable { message: "refused".to_owned() });
+    assert_eq!(run.head.status, Status::Suspended(SuspendReason::McpUnreachable));
+    assert!(!run.calls[0].is_offered(), "no worker is told of what none may take");
+    let fact = resume(&run, &[]);
+    did(&mut run, fact);
+    let mut run = Envelope { room: 1, ..reloaded(&run) };
+    did(&mut run, Fact::LegBegan);
+    let fact = same_catalog(&run);
+    assert!(did(&mut run, fact).offers());
+}

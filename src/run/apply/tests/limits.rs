@@ -11,6 +11,7 @@ use crate::run::money::{Price, Usd};
 use crate::run::policy::Trouble;
 use crate::run::refusal::Refusal;
 use crate::run::status::Status;
+use crate::run::time::Timestamp;
 use crate::run::{Step, apply, next};
 
 fn decide(run: &mut Envelope, fact: Fact) -> Commit {
@@ -259,4 +260,20 @@ fn a_run_that_waits_for_a_higher_limit_can_be_cancelled_and_its_catalog_is_compa
     decide(&mut run, Fact::CatalogRead { served: Box::new(binding(&["charge"])) });
     assert_eq!(run.head.status.reason(), Some("mcp-catalog-changed"));
     assert_eq!((stages(&run), run.limits().max_tool_calls), (vec!["pending"], 1), "the decision is kept");
+}
+
+#[test]
+fn b244_a_turn_that_stands_before_two_limits_waits_for_both() {
+    let mut run = limited(&json!({"max_tool_calls": 0, "max_duration_s": 1}));
+    let late = Timestamp::from_millis(NOW.as_millis() + 60_000);
+    let fact = ended(&run, turn("", &[("a", "charge")]));
+    apply(&mut run, fact, late).unwrap();
+    for limit in ["max_tool_calls", "max_duration_s"] {
+        let asked = &run.head.state.approvals.open;
+        assert_eq!(asked.len(), 1);
+        assert!(asked[0].approval.input.get(limit).is_some(), "{limit}: {:?}", asked[0].approval.input);
+        let fact = vote_on(&run, 0, "bob", Verdict::Approve, None);
+        assert!(apply(&mut run, fact, late).unwrap().sends.is_empty());
+    }
+    assert_eq!((run.head.status, stages(&run)), (Status::Queued, vec!["pending"]));
 }
