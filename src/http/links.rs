@@ -127,7 +127,7 @@ pub(super) fn reconcile_each<'a>(
             body: Some(body),
         };
         let retry = may_retry.then(|| link("retry-call", json!({ "resolution": "retry" })));
-        // What became of it nobody can say in advance: whoever sends these adds `output`, or `error`.
+        // What it returned nobody can say in advance: whoever sends the first adds `output`; the second may have an `error`.
         let decided = [
             link("complete-call", json!({ "resolution": "complete" })),
             link("fail-call", json!({ "resolution": "fail" })),
