@@ -181,17 +181,18 @@ async fn b204_names_of_another_tenant_and_names_that_nobody_has_are_refused_in_t
 }
 
 #[tokio::test]
-async fn what_was_declared_is_frozen_and_where_it_leads_is_not() {
+async fn what_was_declared_is_frozen_whatever_the_registration_says_later() {
     let site = Site::start().await;
-    let (first, second) = (FakeMcp::start().await, FakeMcp::start().await);
-    first.on_call(|_| Reply::Reset);
-    site.put_server("orders", json!({ "url": first.url(), "side_effect_class": "irreversible_action" })).await;
+    let fake = FakeMcp::start().await;
+    fake.on_call(|_| Reply::Reset);
+    site.put_server("orders", json!({ "url": fake.url(), "side_effect_class": "irreversible_action" })).await;
     let mut body = calling(&["charge", "charge"], json!([{ "server": "orders" }]));
     body["id"] = json!("r");
     let run = site.settled(&body).await;
     assert_eq!(run["reason"], "tool-reconciliation-required", "{run}");
-    // A looser declaration does not reach the run; the new address does.
-    site.put_server("orders", json!({ "url": second.url(), "side_effect_class": "read_only", "tools": ["nothing"] }))
+    // A looser declaration does not reach the run.
+    fake.on_call(|_| Reply::text("charged"));
+    site.put_server("orders", json!({ "url": fake.url(), "side_effect_class": "read_only", "tools": ["nothing"] }))
         .await;
     let decided = json!({ "resolution": "retry" });
     let path = "/v1/admin/runs/r/reconciliations/1/call_1";
@@ -204,5 +205,5 @@ async fn what_was_declared_is_frozen_and_where_it_leads_is_not() {
     let receipts = receipts().await;
     let classes: Vec<&Value> = receipts.as_array().unwrap().iter().map(|row| &row["side_effect_class"]).collect();
     assert_eq!(classes, ["irreversible_action", "irreversible_action"]);
-    assert_eq!((first.count("tools/call"), second.count("tools/call")), (1, 2));
+    assert_eq!(fake.count("tools/call"), 3);
 }

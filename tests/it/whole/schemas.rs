@@ -177,5 +177,5 @@ async fn a_question_whose_form_is_a_bomb_is_refused_and_holds_up_nobody(database
     let run = while_others_work(&product, asked).await;
     assert_eq!((&run["status"], run["pending"]["inputs"].as_array().map(Vec::len)), (&json!("completed"), Some(0)));
     let told = product.get("/v1/runs/r/messages").await.to_string();
-    assert!(told.contains("is not flat") && told.contains("too long to check"), "{told}");
+    assert!(told.contains("refers to its") && told.contains("too long to check"), "{told}");
 }

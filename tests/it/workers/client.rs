@@ -125,7 +125,8 @@ async fn a_run_that_waits_for_its_client_can_be_cancelled(database: Database) {
 async fn b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label(database: Database) {
     let server = server(&database).await;
     let mut body = picks("twice", 1);
-    let turn = body["model"]["script"][0].clone();
+    // Providers there are that number the calls of each turn anew.
+    let turn = json!({ "tool_calls": [{ "id": "call_1", "name": "pick", "arguments": {} }] });
     body["model"]["script"] = json!([turn, turn, { "text": "Done." }]);
     server.post("/v1/runs", &body, 201).await;
     server.rested("twice").await;
