@@ -189,7 +189,8 @@ pub(super) async fn call_reject(
 
 /// Give results of calls that the run's client carried out.
 ///
-/// Each is kept as it comes, and the last one sets the run going. The same result again changes nothing.
+/// Each is kept as it comes, and the last one sets the run going. The same result again changes nothing; where an
+/// earlier call has the same label and result, `turn` says whose it is.
 #[utoipa::path(
     post, path = "/v1/runs/{run_id}/tool-results", operation_id = "results_give", tag = "runs",
     request_body = GiveResults, security(("bearer" = ["runs:write"])),

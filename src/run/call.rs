@@ -45,7 +45,7 @@ pub struct CallTarget {
     /// Which version of the tool a worker must serve.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// A mark of the place to which the server's entry led when the call was judged: it goes nowhere else.
+    /// A mark of the place to which the server's entry led when the call was judged: it goes nowhere else. `None`: it goes to no server, or an earlier version judged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
     /// What the call may do to the world.
