@@ -43,6 +43,20 @@ impl Evidence {
         matches!(self.run["status"].as_str(), Some("completed" | "cancelled" | "stopped" | "failed"))
     }
 
+    /// Whether one tool answered with three errors in a row, in the order in which its calls were settled: that ends a run.
+    pub(super) fn runs_away(&self) -> bool {
+        let mut in_a_row: HashMap<&str, u32> = HashMap::new();
+        self.events.iter().filter(|event| event["type"] == "tool-output").any(|event| {
+            let errors = in_a_row.entry(event["tool"].as_str().unwrap_or_default()).or_default();
+            match event["stage"].as_str() {
+                Some("failed") => *errors += 1,
+                Some("completed") => *errors = 0,
+                _ => {}
+            }
+            *errors == 3
+        })
+    }
+
     /// Everything that breaks a promise; `seen` may hold the keys of other runs too. `repeats` says which tools may be
     /// sent again by themselves.
     pub(super) fn faults(&self, seen: &SeenKeys, repeats: impl Fn(&str) -> bool) -> Vec<String> {
@@ -194,6 +208,18 @@ mod tests {
             "stage": "completed"});
         let run = json!({"status": "completed", "turns": 2, "usage": {"model_requests": 2}});
         Evidence { run, events, receipts: vec![receipt] }
+    }
+
+    #[test]
+    fn three_errors_of_one_tool_in_a_row_are_seen() {
+        let runs_away = |ends: &[(&str, &str)]| {
+            let told = |(tool, stage): &(&str, &str)| json!({"type": "tool-output", "tool": tool, "stage": stage});
+            Evidence { events: ends.iter().map(told).collect(), ..good() }.runs_away()
+        };
+        let (no, yes) = (("charge", "failed"), ("charge", "completed"));
+        assert!(runs_away(&[no, no, ("look", "completed"), ("charge", "indeterminate"), no]));
+        assert!(!runs_away(&[no, no, yes, no, no]));
+        assert!(!runs_away(&[no, no, ("look", "failed")]));
     }
 
     #[test]

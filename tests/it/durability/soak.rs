@@ -219,12 +219,18 @@ impl Soak {
     /// What is wrong with a run, and the keys that its receipts know.
     async fn judge(&self, run: &Acknowledged, seen: &SeenKeys) -> (Vec<String>, Vec<String>) {
         let view = self.settle(run).await;
-        let mut faults = Vec::new();
-        if !matches!(view["status"].as_str(), Some("completed" | "cancelled")) {
-            faults.push(format!("it is {}: {}", view["status"], view["error"]));
-        }
         let evidence = self.evidence(run, view).await;
-        faults.extend(evidence.faults(seen, |tool| tool == "look"));
+        let mut faults = evidence.faults(seen, |tool| tool == "look");
+        let (status, reason) = (&evidence.run["status"], &evidence.run["reason"]);
+        let is_due = match status.as_str() {
+            Some("completed" | "cancelled") => true,
+            // The servers err at random, now and then three times in a row.
+            Some("stopped") => reason == "runaway-tool-errors" && evidence.runs_away(),
+            _ => false,
+        };
+        if !is_due {
+            faults.push(format!("it is {status} ({reason}): {}", evidence.run["error"]));
+        }
         let faults = faults.into_iter().map(|fault| format!("{}: {fault}", run.id)).collect();
         let keys = evidence.receipts.iter().map(|receipt| receipt["idempotency_key"].as_str().unwrap().to_owned());
         (faults, keys.collect())
