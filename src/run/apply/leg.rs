@@ -140,14 +140,20 @@ pub(super) fn cancelled(envelope: &mut Envelope, now: Timestamp) -> Commit {
 
 /// Nothing more is sent: every call that was started gets its end before the run's, and what never left has failed.
 pub(super) fn close(draft: &mut Draft<'_>, cause: Cause, unsent: &str) {
-    // Lost earlier, and to be sent again by themselves: their readers were told nothing yet.
     draft.withdraw_offers();
-    let waiting: Vec<Call> = draft.envelope.calls.iter().filter(|call| waits_to_repeat(call)).cloned().collect();
     draft.envelope.leg = Leg::Cancelling;
     interrupt(draft, Cause::Cancelled, |call| !call.is_held());
     interrupt(draft, cause, |_| true);
-    for call in &waiting {
-        draft.event(settle::ended(call, None));
+    // Lost, and to be sent again by themselves: nobody was told yet.
+    let untold: Vec<_> = draft
+        .envelope
+        .calls
+        .iter()
+        .filter(|call| waits_to_repeat(call))
+        .map(|call| settle::ended(call, None))
+        .collect();
+    for event in untold {
+        draft.event(event);
     }
     let pending: Vec<CallKey> =
         draft.envelope.calls.iter().filter(|call| is_unsent(call)).map(|call| call.key).collect();

@@ -36,9 +36,8 @@ fn unknown(draft: &mut Draft<'_>, key: CallKey, cause: Cause, since: Timestamp) 
         settle::fail(draft, key, ToolError::new("outcome-unknown", message), None);
     } else {
         draft.move_call(key, Stage::Indeterminate { cause, since, authorized: false });
-        let lost = draft.envelope.calls.iter().find(|call| call.key == key);
-        // One that is sent again by itself says so with its next `tool-started`; a cancelled run sends nothing more.
-        if lost.is_some_and(|call| call.is_undecided() || draft.envelope.leg == Leg::Cancelling) {
+        // One that is sent again by itself says so with its next `tool-started`, or is told when the run ends before that.
+        if draft.envelope.calls.iter().any(|call| call.key == key && call.is_undecided()) {
             tell(draft, key);
         }
     }

@@ -231,6 +231,10 @@ impl Soak {
         if !is_due {
             faults.push(format!("it is {status} ({reason}): {}", evidence.run["error"]));
         }
+        if !faults.is_empty() {
+            let (id, events) = (&run.id, &evidence.events);
+            eprintln!("{id}: {:#}\n{id}: {:#}", json!(events), json!(evidence.receipts));
+        }
         let faults = faults.into_iter().map(|fault| format!("{}: {fault}", run.id)).collect();
         let keys = evidence.receipts.iter().map(|receipt| receipt["idempotency_key"].as_str().unwrap().to_owned());
         (faults, keys.collect())

@@ -3,6 +3,7 @@
 use super::world::*;
 use crate::run::apply;
 use crate::run::commit::Commit;
+use crate::run::envelope::Leg;
 use crate::run::fact::Fact;
 use crate::run::status::Status;
 
@@ -49,6 +50,16 @@ fn field_a080_each_started_call_has_its_end_before_the_run_ends_however_it_ends(
     let cancelled = apply(&mut run, Fact::Cancelled, NOW).unwrap();
     let all: Vec<&Commit> = std::iter::once(&started).chain(&told).chain([&cancelled]).collect();
     assert_each_start_has_its_end(&all, "cancelled while one waits to be sent again");
+    // Lost while the run was being cancelled, the harmless one too.
+    let (mut run, started) = start(&[("a", "charge"), ("b", "look")]);
+    run.leg = Leg::Cancelling;
+    let told = [
+        apply(&mut run, unknown(key(1, 0)), NOW).unwrap(),
+        apply(&mut run, unknown(key(1, 1)), NOW).unwrap(),
+        apply(&mut run, Fact::Cancelled, NOW).unwrap(),
+    ];
+    let all: Vec<&Commit> = std::iter::once(&started).chain(&told).collect();
+    assert_each_start_has_its_end(&all, "lost while it was cancelled");
     // The nodes died too often: harmless or not, nobody sends it again.
     let (run, started) = start(&[("a", "charge"), ("b", "look"), ("c", "put")]);
     let mut run = reloaded(&run);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::world::*;
 use crate::run::apply;
@@ -11,12 +11,13 @@ use crate::run::approval::{ApprovalRule, ApprovalStatus, Requirement, Subject, V
 use crate::run::ask::Ask;
 use crate::run::call::{Backend, Call, Lease, Stage};
 use crate::run::commit::{Commit, Next};
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, Leg};
+use crate::run::event::EventBody;
 use crate::run::fact::{Fact, Resolution, Ruling, SampleEnd};
 use crate::run::fetched::FetchedWhat;
 use crate::run::ids::{CallId, CallKey};
 use crate::run::message::{Content, Role};
-use crate::run::outcome::Answer;
+use crate::run::outcome::{Answer, Cause, Outcome};
 use crate::run::policy::{Policy, Trouble};
 use crate::run::spec::{CatalogPolicy, SideEffectClass};
 use crate::run::status::Status;
@@ -55,6 +56,10 @@ struct World {
     /// Calls that people were asked about, and those that they approved.
     gated: HashSet<(u32, CallId)>,
     approved: HashSet<(u32, CallId)>,
+    /// What was told of each call since its last attempt began.
+    told: HashMap<(u64, String), Vec<String>>,
+    /// Somebody wants the run to end.
+    is_unwanted: bool,
 }
 
 impl World {
@@ -77,6 +82,8 @@ impl World {
             next: commit.next,
             gated: HashSet::new(),
             approved: HashSet::new(),
+            told: HashMap::new(),
+            is_unwanted: false,
         };
         world.check_commit(&commit);
         world
@@ -88,10 +95,34 @@ impl World {
             assert_eq!(event.seq, self.events, "events are numbered without a gap");
             assert_eq!(self.results, 0, "nothing follows the result");
             self.results += u32::from(event.body.kind() == "result");
+            self.hear(&event.body);
         }
+        assert!(self.results == 0 || self.told.values().all(|ends| !ends.is_empty()), "no end: {:?}", self.told);
         assert_eq!(commit.head.last_seq, self.events);
         assert_eq!(commit.head.status.is_terminal(), self.results == 1);
         assert_eq!(commit.head.revision, commit.expected + 1);
+    }
+
+    /// Nothing is told twice of one attempt, and when the run tells its end every call's last attempt has had its own.
+    fn hear(&mut self, body: &EventBody) {
+        let told = json!(body);
+        let named = |told: &Value| (told["turn"].as_u64().unwrap(), told["call_id"].as_str().unwrap().to_owned());
+        let call = || named(&told);
+        // One more attempt is allowed. When nobody makes it, the call is undecided once more.
+        let allowed = || vec!["allowed".to_owned()];
+        match body.kind() {
+            "tool-started" => drop(self.told.insert(call(), Vec::new())),
+            "reconciliation-decided" if told["resolution"] == "retry" => drop(self.told.insert(call(), allowed())),
+            "approval-decided" if told["approval"]["kind"] == "repeat" => {
+                self.told.insert(named(&told["approval"]), allowed());
+            }
+            "tool-output" => {
+                let (ends, stage) = (self.told.entry(call()).or_default(), told["stage"].as_str().unwrap());
+                assert!(!ends.iter().any(|end| end == stage), "told twice: {told}");
+                ends.push(stage.to_owned());
+            }
+            _ => {}
+        }
     }
 
     /// Decide, keep, send; the process may die before the commit is stored, after it, or after the send.
@@ -172,6 +203,19 @@ impl World {
         assert!(open.is_empty(), "the model is never asked with an open call");
     }
 
+    /// What a node does next; it ends what is out before it ends a run that nobody wants.
+    fn heed_wish(&mut self) -> Step {
+        let memory = &mut self.memory;
+        if self.is_unwanted && !memory.head.status.is_terminal() {
+            match memory.leg {
+                Leg::Outside if !memory.has_deferred() && !memory.has_with_worker() => return Step::Cancel,
+                Leg::Outside if memory.has_held() => {}
+                Leg::Outside | Leg::CheckingCatalog | Leg::Working | Leg::Cancelling => memory.leg = Leg::Cancelling,
+            }
+        }
+        next(memory)
+    }
+
     fn turn(&mut self, chance: &Chance) {
         let (pick, dies) = (usize::from(chance.pick), chance.dies);
         self.memory.room = chance.room;
@@ -179,7 +223,7 @@ impl World {
         if pick % 5 == 2 && self.with_others(pick / 5, dies) {
             return;
         }
-        match next(&self.memory) {
+        match self.heed_wish() {
             // Nobody takes a run that waits for others only.
             Step::BeginLeg if self.next == Next::Rest => assert!(self.with_others(pick, dies), "nothing is awaited"),
             Step::BeginLeg => self.step(Fact::LegBegan, dies),
@@ -197,9 +241,7 @@ impl World {
             Step::AwaitCalls if pick % 3 == 0 && self.memory.undecided().next().is_some() => self.reconcile(pick, dies),
             Step::AwaitCalls if pick % 3 == 0 && self.memory.waits_for_room() => self.step(Fact::RoomCame, dies),
             Step::AwaitCalls if self.executing().is_empty() && self.waits_for_sample() => self.sample(pick, dies),
-            Step::AwaitCalls if self.executing().is_empty() => {
-                assert!(self.with_others(pick, dies), "nothing is awaited");
-            }
+            Step::AwaitCalls if self.executing().is_empty() => self.await_others(pick, dies),
             Step::AwaitCalls if pick % 11 == 3 => self.ask(pick, dies),
             Step::AwaitCalls if pick % 13 == 4 => self.answer(pick, dies),
             Step::AwaitRoom => {
@@ -300,6 +342,16 @@ impl World {
             _ => FetchedWhat::Answered { lease, answer: Answer::Done { output: json!("ok") } },
         };
         self.is_admitted(fetched(key, what), dies)
+    }
+
+    /// They do something, or have had their time when nobody wants the run.
+    fn await_others(&mut self, pick: usize, dies: u8) {
+        if self.with_others(pick, dies) {
+            return;
+        }
+        assert!(self.is_unwanted, "nothing is awaited");
+        let key = self.memory.calls.iter().find(|call| call.is_with_worker()).expect("a worker has a call").key;
+        self.step(Fact::CallEnded { key, outcome: Outcome::Unknown(Cause::Cancelled) }, dies);
     }
 
     fn waits_for_sample(&self) -> bool {
@@ -474,5 +526,19 @@ proptest! {
         let status = world.memory.head.status;
         prop_assert!(status.is_terminal(), "{status:?} {:?}", next(&world.memory));
         prop_assert!(status != Status::Cancelled);
+    }
+
+    #[test]
+    fn b216_a_run_that_is_cancelled_at_any_point_tells_the_end_of_every_attempt_once(chances in chances(), at in 0..60_usize) {
+        let mut world = World::new(false);
+        for (nth, chance) in chances.iter().enumerate() {
+            world.is_unwanted = nth >= at;
+            world.turn(chance);
+        }
+        world.is_unwanted = true;
+        for pick in 0..60 {
+            world.turn(&Chance { pick, dies: 255, room: 2, announced: false });
+        }
+        prop_assert!(world.memory.head.status.is_terminal(), "{:?} {:?}", world.memory.head.status, next(&world.memory));
     }
 }
