@@ -69,6 +69,7 @@ fn pool() -> anyhow::Result<Arc<McpPool>> {
 
 fn target(url: &str) -> anyhow::Result<McpTarget> {
     Ok(McpTarget {
+        place: String::new(),
         endpoint: Endpoint::Http(url.parse()?),
         headers: Vec::new(),
         secret_header: None,

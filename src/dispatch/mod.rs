@@ -45,7 +45,7 @@ use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use catalogs::{ReadOne, unreadable};
 use registry::Registry;
-use target::{NOWHERE, place_of};
+use target::NOWHERE;
 use told::EverTold;
 
 /// Whose call it is.
@@ -244,7 +244,7 @@ impl Dispatch {
                 return Outcome::Unknown(Cause::LostResponse);
             }
         };
-        if leads_elsewhere(call, &place_of(&target)) {
+        if leads_elsewhere(call, &target.place) {
             tracing::warn!(run = %caller.uid.0, "the server of a task was moved: nobody there knows it");
             return Outcome::Unknown(Cause::LostResponse);
         }
@@ -269,7 +269,7 @@ impl Dispatch {
         };
         match self.target(&caller.tenant, entry, (caller.uid, caller.fence), secrets).await {
             Ok(target) => {
-                let place = place_of(&target);
+                let place = target.place.clone();
                 if call.asked.as_ref().and_then(|asked| asked.place.as_ref()).is_some_and(|begun| *begun != place) {
                     return moved(entry);
                 }
@@ -305,7 +305,7 @@ impl Dispatch {
 fn moved(entry: &McpEntry) -> Outcome {
     let label = entry.label();
     let message = format!(
-        "MCP server '{label}' was moved to another address while the call waited for input. What it asked for was not \
+        "MCP server '{label}' was moved to another address, or other headers or credentials, while the call waited for input. What it asked for was not \
          sent there, and the call was not finished."
     );
     Outcome::Answered(Answer::Failed { error: ToolError::new("mcp-server-moved", message), output: None })
@@ -326,7 +326,8 @@ fn not_sent_there(entry: &McpEntry, call: &Call) -> ToolError {
         return ToolError::new("mcp-unreachable", message);
     }
     let message = format!(
-        "MCP server '{label}' was moved to another address after the call was judged. The call was not sent there."
+        "MCP server '{label}' was moved to another address, or other headers or credentials, after the call was judged. \
+         The call was not sent there."
     );
     ToolError::new("mcp-server-moved", message)
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
+use serde_json::json;
 use url::Url;
 
 use super::credential::{Credential, credential};
@@ -29,16 +30,12 @@ type Drive = (RunUid, Fence);
 /// How long a look at a server may take in all.
 const SIGHT_TIME: Duration = Duration::from_secs(15);
 
-/// A mark of the place that is reached, whoever is told there by which headers. It says nothing of the address.
-pub(super) fn place_of(target: &McpTarget) -> String {
-    match &target.endpoint {
-        Endpoint::Http(url) => place_at(url),
-        Endpoint::Stdio(server) => place_in(server),
-    }
-}
-
-fn place_at(url: &Url) -> String {
-    sha256_hex(&format!("{}{}", url.origin().ascii_serialization(), url.path()))
+/// A mark of the place that an entry leads to: the whole address, the headers, and as whom (by the secret's name: another
+/// value of it is the same place). It says nothing of them.
+fn place_at(url: &Url, entry: &McpEntry) -> String {
+    let mut url = url.clone();
+    url.set_fragment(None);
+    sha256_hex(&json!([url.as_str(), &entry.headers, &entry.auth]).to_string())
 }
 
 fn place_in(server: &StdioServer) -> String {
@@ -54,11 +51,11 @@ impl Dispatch {
     pub async fn place(&self, tenant: &TenantId, binding: &Binding, tool: &str) -> Option<String> {
         let entry = binding.entry_of(binding.tool(tool)?)?;
         let place = match &entry.server {
-            None => address_of(entry).map(|url| place_at(&url)),
+            None => address_of(entry).map(|url| place_at(&url, entry)),
             Some(name) => match self.server(tenant, name, Duration::MAX).await {
                 Ok(Some(server)) => match &server.process {
                     Some(process) => Ok(place_in(process)),
-                    None => address_of(&server.entry).map(|url| place_at(&url)),
+                    None => address_of(&server.entry).map(|url| place_at(&url, &server.entry)),
                 },
                 Ok(None) => Err(format!("there is no registered server named '{name}' any more")),
                 Err(why) => Err(why),
@@ -308,6 +305,7 @@ impl Dispatch {
         let (secret_header, bearer) = credential.map(|told| (told.header, told.bearer)).unwrap_or_default();
         let offers = offers_of(entry, whose.drive);
         McpTarget {
+            place: place_at(&url, registered),
             endpoint: Endpoint::Http(url),
             headers: registered.headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
             secret_header,
@@ -365,6 +363,7 @@ fn process_target(
     let given = process.env.iter().map(|(_, value)| value);
     let told = Redactor::of(secrets.opened().map(|(_, value)| value).chain(given));
     McpTarget {
+        place: place_in(process),
         endpoint: Endpoint::Stdio(Arc::clone(process)),
         headers: Vec::new(),
         secret_header: None,

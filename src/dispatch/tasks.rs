@@ -1,6 +1,5 @@
 //! Work that servers go on with by themselves and nobody waits for any more.
 
-use super::target::place_of;
 use super::{Dispatch, leads_elsewhere};
 use crate::run::binding::Binding;
 use crate::run::call::Call;
@@ -15,7 +14,7 @@ impl Dispatch {
         let (Some(task), Some(entry)) = (&call.task, entry) else { return false };
         let told = match self.target(&reader.tenant, entry, (reader.uid, reader.fence), secrets).await {
             // The place that the entry leads to now knows nothing of it.
-            Ok(target) if leads_elsewhere(call, &place_of(&target)) => false,
+            Ok(target) if leads_elsewhere(call, &target.place) => false,
             Ok(target) => self.pool.abandon(&reader.tenant, &target, &task.id).await,
             Err(fault) => {
                 tracing::debug!(run = %reader.uid.0, fault, "a task cannot be cancelled");

@@ -62,6 +62,8 @@ pub use told::Told;
 /// One MCP server as a run reaches it.
 #[derive(Clone, Debug)]
 pub struct McpTarget {
+    /// A mark of the address and of who is told there by what: calls are bound to it.
+    pub place: String,
     /// Where it is.
     pub endpoint: Endpoint,
     /// Plain headers of every request; a process has none.

@@ -79,6 +79,7 @@ mod tests {
 
     fn over_http() -> McpTarget {
         McpTarget {
+            place: String::new(),
             endpoint: Endpoint::Http("https://a.example/mcp".parse().unwrap()),
             headers: vec![("X-A".to_owned(), "1".to_owned()), ("x-b".to_owned(), "2".to_owned())],
             secret_header: Some(("authorization".to_owned(), SecretString::from("s"))),

@@ -63,6 +63,7 @@ pub(crate) fn acme() -> TenantId {
 
 pub(crate) fn target(url: &str) -> McpTarget {
     McpTarget {
+        place: String::new(),
         endpoint: Endpoint::Http(url.parse().unwrap()),
         headers: vec![("X-Team".to_owned(), "a".to_owned())],
         secret_header: Some(("authorization".to_owned(), "Bearer hunter2".into())),

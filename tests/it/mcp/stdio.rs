@@ -193,6 +193,7 @@ async fn the_reference_server_works_over_stdio() {
         cwd: None,
     };
     let target = McpTarget {
+        place: String::new(),
         endpoint: Endpoint::Stdio(Arc::new(server)),
         timeouts: countersign::run::spec::Timeouts { connect_ms: 60_000, ..Default::default() },
         ..BadStdio::new("").target()

@@ -10,6 +10,7 @@ use crate::support::fake_mcp::{FakeMcp, Reply};
 both_stores! {
     b230_a_resume_takes_no_waiting_call_to_another_server,
     b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved,
+    b230_a_call_that_was_approved_is_not_sent_to_another_account_of_its_server,
     b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved,
     b247_a_resume_brings_a_run_of_an_agent_no_other_servers,
     b250_a_runs_own_secret_goes_nowhere_else_whoever_resumes_it,
@@ -75,6 +76,50 @@ async fn b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_m
     // A call that is judged after the move goes there.
     site.settled(&charging(&site, "later", json!({}))).await;
     assert_eq!((site.sent().len(), other.count("tools/call")), (0, 1));
+}
+
+async fn b230_a_call_that_was_approved_is_not_sent_to_another_account_of_its_server(database: Database) {
+    let site = Site::on(database).await;
+    for name in ["sandbox", "live"] {
+        let secret = json!({ "value": format!("key-of-{name}"), "hosts": ["127.0.0.1"] });
+        let answer = site.send(Method::PUT, &format!("/v1/secrets/{name}"), &secret).await;
+        assert!(answer.status.is_success(), "{:?}", answer.body);
+    }
+    let url = site.fake.url();
+    let at = |account: &str, header: &str, secret: &str| {
+        json!({
+            "url": format!("{url}?account={account}"), "headers": { "x-account": header },
+            "auth": { "scheme": "bearer", "secret": secret },
+        })
+    };
+    let put = async |registration: &Value| {
+        let answer = site.send(Method::PUT, "/v1/mcp-servers/till", registration).await;
+        assert!(matches!(answer.status.as_u16(), 200 | 201), "{:?}", answer.body);
+    };
+    let moves = [
+        ("query", at("live", "sandbox", "sandbox")),
+        ("header", at("sandbox", "live", "sandbox")),
+        ("secret", at("sandbox", "sandbox", "live")),
+    ];
+    let here = at("sandbox", "sandbox", "sandbox");
+    for (id, there) in &moves {
+        put(&here).await;
+        site.settled(&charging(&site, id, json!({ "require_approval": true }))).await;
+        put(there).await;
+        approve(&site, id).await;
+        assert_eq!(super::policies::ended(&site, id).await["status"], "completed");
+        let receipt = site.get(&format!("/v1/runs/{id}/receipts/1/call_1")).await;
+        assert_eq!(receipt["error"]["code"], "mcp-server-moved", "{id}: {receipt}");
+    }
+    assert!(site.sent().is_empty(), "nobody was asked about the other account");
+    // Another value of the same secret is the same place.
+    put(&here).await;
+    site.settled(&charging(&site, "rotated", json!({ "require_approval": true }))).await;
+    let secret = json!({ "value": "another-key-of-sandbox", "hosts": ["127.0.0.1"] });
+    site.send(Method::PUT, "/v1/secrets/sandbox", &secret).await;
+    approve(&site, "rotated").await;
+    assert_eq!(super::policies::ended(&site, "rotated").await["status"], "completed");
+    assert_eq!(site.sent().len(), 1);
 }
 
 async fn b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved(database: Database) {

@@ -44,6 +44,7 @@ impl BadStdio {
     /// As a run reaches it.
     pub(crate) fn target(&self) -> McpTarget {
         McpTarget {
+            place: String::new(),
             endpoint: Endpoint::Stdio(Arc::new(self.server())),
             headers: Vec::new(),
             secret_header: None,
