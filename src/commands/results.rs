@@ -204,8 +204,7 @@ impl Commands {
             let Loaded { mut envelope, fence, owned, .. } = self.load(asker, uid).await?;
             let stored = envelope.clone();
             let commit = match apply(&mut envelope, fact.clone().into_fact(), self.clock.now()) {
-                Err(_) if is_true(fact, &stored) => return Ok(Brought::Applied(Box::new(stored))),
-                Err(refusal) => return Ok(Brought::Refused(refusal)),
+                Err(refusal) => return self.refused(asker, fact, stored, refusal).await,
                 Ok(commit) => commit,
             };
             if Instant::now() >= deadline {
@@ -234,6 +233,26 @@ impl Commands {
         }
     }
 
+    /// The run does not take a fact: it has it already, also when its turn is over by now, or it has another.
+    async fn refused(
+        &self,
+        asker: &Asker,
+        fact: &LeftFact,
+        envelope: Envelope,
+        refusal: Refusal,
+    ) -> Result<Brought, CommandError> {
+        let Some(key) = fact.key() else { return Ok(Brought::Refused(refusal)) };
+        let call = match envelope.calls.iter().find(|call| call.key == key) {
+            Some(call) => Some(call.clone()),
+            None => self.store.call_fetch(&asker.tenant, (envelope.uid, key)).await?,
+        };
+        Ok(match call {
+            Some(call) if is_true(fact, &call) => Brought::Applied(Box::new(envelope)),
+            Some(call) if is_late(fact, &call) => Brought::Refused(Refusal::NotAwaited(call.call_id)),
+            Some(_) | None => Brought::Refused(refusal),
+        })
+    }
+
     fn wake_for(&self, envelope: &Envelope) {
         if envelope.head.status == Status::Queued {
             self.executor.wake();
@@ -241,18 +260,29 @@ impl Commands {
     }
 }
 
-/// Whether the run stands as this very fact leaves it.
-fn is_true(fact: &LeftFact, envelope: &Envelope) -> bool {
-    let Some(call) = fact.key().and_then(|key| envelope.calls.iter().find(|call| call.key == key)) else {
-        return false;
-    };
-    let held = call.handing.lease.as_ref().map(|lease| lease.id.as_str());
+/// Whether the lease that this result was given under has brought another.
+fn is_late(fact: &LeftFact, call: &Call) -> bool {
+    match fact {
+        LeftFact::Fetched(Fetched { what: FetchedWhat::Answered { lease, .. }, .. }) => {
+            call.stage.is_settled() && lease_of(call) == Some(lease)
+        }
+        LeftFact::Fetched(_) | LeftFact::Client(_) => false,
+    }
+}
+
+fn lease_of(call: &Call) -> Option<&str> {
+    call.handing.lease.as_ref().map(|lease| lease.id.as_str())
+}
+
+/// Whether the call stands as this very fact leaves it.
+fn is_true(fact: &LeftFact, call: &Call) -> bool {
+    let held = lease_of(call);
     match fact {
         LeftFact::Fetched(Fetched { what: FetchedWhat::Claimed { lease }, .. }) => {
             call.is_with_worker() && held == Some(lease.id.as_str())
         }
-        LeftFact::Fetched(Fetched { what: FetchedWhat::Answered { lease, .. }, .. }) => {
-            call.stage.is_settled() && held == Some(lease.as_str())
+        LeftFact::Fetched(Fetched { what: FetchedWhat::Answered { lease, answer }, .. }) => {
+            held == Some(lease.as_str()) && is_result(&call.stage, answer)
         }
         LeftFact::Fetched(Fetched { what: FetchedWhat::PutBack { lease }, .. }) => {
             call.is_offered() && held != Some(lease.as_str())

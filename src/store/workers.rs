@@ -117,8 +117,8 @@ pub trait WorkerStore: Send + Sync {
     ) -> Result<Option<Extended>, StoreError>;
     /// A call with a receipt, by its place.
     async fn call_fetch(&self, tenant: &TenantId, call: (RunUid, CallKey)) -> Result<Option<Call>, StoreError>;
-    /// Leaves a fact with a run that a node owns. A later one takes the place of an earlier one of its kind, but for a
-    /// client's result, of which the first stays.
+    /// Leaves a fact with a run that a node owns. A later one takes the place of an earlier one of its kind, but for
+    /// results, of which the first stays.
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError>;
     /// Takes back what was left, unless the owner has read it.
     async fn fact_withdraw(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<(), StoreError>;

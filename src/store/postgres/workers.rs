@@ -243,7 +243,7 @@ async fn fact_leave(
     sqlx::query(
         "INSERT INTO fetched (tenant_id, run_uid, turn, pos, kind, body) VALUES ($1, $2, $3, $4, $5, $6::json) \
          ON CONFLICT (tenant_id, run_uid, turn, pos, kind) DO UPDATE SET body = excluded.body \
-         WHERE fetched.kind <> 'client'",
+         WHERE fetched.kind NOT IN ('answered', 'client')",
     )
     .bind(tenant.as_str())
     .bind(uid.0)

@@ -18,6 +18,7 @@ use crate::support::product::Product;
 
 both_stores! {
     b236_b241_a_worker_takes_a_call_and_its_result_is_the_runs,
+    b241_of_two_results_of_one_claim_one_is_kept_and_the_other_is_told_so,
     b105_b238_a_result_is_kept_as_it_came_and_an_error_is_a_failed_call,
     b104_a_result_is_checked_only_where_a_schema_was_declared,
     b201_a_worker_and_a_server_are_asked_at_once_and_answer_in_call_order,
@@ -65,6 +66,40 @@ async fn b236_b241_a_worker_takes_a_call_and_its_result_is_the_runs(database: Da
     problem(&server, "/v1/worker-calls/x/result", &json!({ "lease": "x", "output": 1 }), 404, "not-found").await;
     let kinds = server.event_kinds("p").await;
     assert_eq!(kinds.iter().filter(|kind| *kind == "tool-started" || *kind == "tool-output").count(), 2, "{kinds:?}");
+}
+
+async fn b241_of_two_results_of_one_claim_one_is_kept_and_the_other_is_told_so(database: Database) {
+    let (server, fake) = (server(&database).await, FakeMcp::start().await);
+    let answers = Arc::new(Notify::new());
+    let held = Arc::clone(&answers);
+    fake.on_call(move |_| Reply::When(Arc::clone(&held), Box::new(Reply::text("charged"))));
+    for round in 0..10 {
+        let id = format!("r{round}");
+        // In every other round a node drives the run meanwhile, and reads what was left for it.
+        let is_driven = round % 2 == 1;
+        let mut body = pays(&id, json!({}));
+        if is_driven {
+            let calls = [("process_payment", json!({ "amount": 1 })), ("charge", json!({ "amount": 2 }))];
+            body = run(&id, &calls, json!([payment(json!({}))]));
+            body["mcp"] = json!([{ "url": fake.url() }]);
+        }
+        server.post("/v1/runs", &body, 201).await;
+        let call = one_call(&server, "w1").await;
+        if is_driven {
+            staged(&server, &id, "call_2", "executing").await;
+        }
+        let declined = json!({ "error": { "code": "declined", "message": "No." } });
+        let (paid, not) =
+            tokio::join!(answer(&server, &call, json!({ "output": "paid" })), answer(&server, &call, declined));
+        let kept = receipt(&server, &id, "call_1").await;
+        let (other, stage) = if paid.0 == 200 { (not, "completed") } else { (paid, "failed") };
+        assert_eq!((other.0, &other.1["code"]), (409, &json!("result-not-awaited")), "{id}: {}", other.1);
+        assert_eq!(kept["stage"], stage, "{id}: {kept}");
+        if is_driven {
+            answers.notify_one();
+        }
+        server.rested(&id).await;
+    }
 }
 
 async fn b105_b238_a_result_is_kept_as_it_came_and_an_error_is_a_failed_call(database: Database) {
