@@ -2,6 +2,7 @@
 //! and is thanked for a result only when the receipt has it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -24,7 +25,7 @@ use crate::run::fetched::{Fetched, FetchedWhat};
 use crate::run::ids::{Actor, CallKey, RunUid, TenantId};
 use crate::run::refusal::Refusal;
 use crate::run::untaken::Untaken;
-use crate::store::{Asked, Behind, Extended, LeftFact, Reserved};
+use crate::store::{Asked, Behind, Extended, LeftFact, PAGE_BYTES, Reserved};
 
 /// There is no such call of a worker in the tenant.
 const NO_CALL: CommandError = CommandError::Missing("there is no such call");
@@ -62,6 +63,22 @@ struct Claiming {
     workload: Workload,
     asked: Vec<Asked>,
     most: u32,
+}
+
+/// What one answer hands out.
+struct Handing {
+    lease: String,
+    deadline: Instant,
+    /// Arguments so far.
+    bytes: AtomicUsize,
+}
+
+impl Handing {
+    /// Whether a call with so many bytes of arguments goes with the others. One goes, however large it is.
+    fn has_room(&self, bytes: usize) -> bool {
+        let more = |taken: usize| (taken == 0 || taken + bytes <= PAGE_BYTES).then_some(taken + bytes);
+        self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
 }
 
 impl Commands {
@@ -151,21 +168,15 @@ impl Commands {
         failpoint::pass("worker.reserve.before");
         let reserved = self.store.call_reserve(tenant, by, &claiming.asked, claiming.most, lease_ms).await?;
         // Nothing is handed out under a lease that is half over.
-        let deadline = Instant::now() + self.workers.lease / 2;
-        let handing = reserved.into_iter().map(|reserved| self.hand(claiming, reserved, &lease, deadline));
-        Ok(iter(handing).buffered(HAND_AT_ONCE).filter_map(|handed| async { handed }).collect().await)
+        let handing = Handing { lease, deadline: Instant::now() + self.workers.lease / 2, bytes: AtomicUsize::new(0) };
+        let handed = reserved.into_iter().map(|reserved| self.hand(claiming, &handing, reserved));
+        Ok(iter(handed).buffered(HAND_AT_ONCE).filter_map(|handed| async { handed }).collect().await)
     }
 
     /// Commits one receipt as `executing`. `None`: the call is not this worker's after all.
-    async fn hand(
-        &self,
-        claiming: &Claiming,
-        reserved: Reserved,
-        lease: &str,
-        deadline: Instant,
-    ) -> Option<HandedCall> {
-        let Reserved { uid, key, until } = reserved;
-        let handed = self.hand_out(claiming, (uid, key), lease, deadline).await;
+    async fn hand(&self, claiming: &Claiming, handing: &Handing, reserved: Reserved) -> Option<HandedCall> {
+        let (Reserved { uid, key, until }, lease) = (reserved, &handing.lease);
+        let handed = self.hand_out(claiming, handing, (uid, key)).await;
         match handed {
             Ok(Some(envelope)) => {
                 failpoint::pass("worker.claim.after");
@@ -183,20 +194,24 @@ impl Commands {
     async fn hand_out(
         &self,
         claiming: &Claiming,
+        handing: &Handing,
         (uid, key): (RunUid, CallKey),
-        lease: &str,
-        deadline: Instant,
     ) -> Result<Option<Box<Envelope>>, CommandError> {
         let tenant = &claiming.asker.tenant;
         let call = self.store.call_fetch(tenant, (uid, key)).await?.ok_or(NO_CALL)?;
+        if !handing.has_room(call.input.to_string().len()) {
+            return Ok(None);
+        }
         let tool = call.target.as_ref().map(|target| target.server_tool.as_str()).unwrap_or_default();
         let what = match self.workers.permits.violation(tool, &claiming.workload) {
             Some(kind) => FetchedWhat::NotTaken { trouble: Untaken::NotAllowed { kind } },
-            None => FetchedWhat::Claimed { lease: Lease { id: lease.to_owned(), worker: claiming.worker.clone() } },
+            None => {
+                FetchedWhat::Claimed { lease: Lease { id: handing.lease.clone(), worker: claiming.worker.clone() } }
+            }
         };
         let is_claim = matches!(what, FetchedWhat::Claimed { .. });
         let fact = LeftFact::Fetched(Fetched { key, what });
-        match self.bring(&claiming.asker, uid, &fact, deadline).await? {
+        match self.bring(&claiming.asker, uid, &fact, handing.deadline).await? {
             Brought::Applied(envelope) => Ok(is_claim.then_some(envelope)),
             Brought::Refused(_) => Ok(None),
         }

@@ -31,6 +31,7 @@ both_stores! {
     b240_a_call_behind_a_full_queue_has_failed,
     b237_b238_a_call_that_nobody_serves_in_that_version_has_failed_and_was_never_sent,
     b242_a_worker_that_the_operator_does_not_permit_gets_nothing_and_the_call_has_failed,
+    a_worker_gets_no_more_at_once_than_a_page_of_arguments,
     a_worker_may_put_a_call_back,
     tools_are_checked_when_the_run_is_created,
     another_tenants_worker_finds_nothing,
@@ -296,6 +297,28 @@ async fn b242_a_worker_that_the_operator_does_not_permit_gets_nothing_and_the_ca
     assert_eq!(server.rested("no").await["status"], "completed");
     let known = receipt(&server, "no", "call_1").await;
     assert_eq!((&known["error"]["code"], &known["attempt"]), (&json!("worker-identity-not-permitted"), &json!(0)));
+}
+
+async fn a_worker_gets_no_more_at_once_than_a_page_of_arguments(database: Database) {
+    let server = server(&database).await;
+    let note = "x".repeat(1_500_000);
+    for amount in 0..5 {
+        let calls = [("process_payment", json!({ "amount": amount, "note": note }))];
+        server.post("/v1/runs", &run(&format!("r{amount}"), &calls, json!([payment(json!({}))])), 201).await;
+        staged(&server, &format!("r{amount}"), "call_1", "pending").await;
+    }
+    let (mut gets, mut amounts) = (Vec::new(), BTreeSet::new());
+    while amounts.len() < 5 {
+        let mut asking = asking(20_000);
+        asking["tools"][0]["max_concurrency"] = json!(50);
+        asking["max"] = json!(50);
+        let claimed = claim(&server, "w1", &asking).await;
+        let calls = claimed["calls"].as_array().unwrap();
+        gets.push(calls.len());
+        amounts.extend(calls.iter().map(|call| call["input"]["amount"].as_u64().unwrap()));
+    }
+    assert!(gets.iter().all(|calls| (1..=2).contains(calls)), "{gets:?}");
+    assert_eq!(gets.iter().sum::<usize>(), 5, "each once");
 }
 
 async fn a_worker_may_put_a_call_back(database: Database) {
