@@ -29,6 +29,9 @@ pub(super) fn of_refusal(refusal: Refusal, run: Option<&RunId>) -> Problem {
         Refusal::ServerMoved { calls } => {
             conflict(code, "Another server", detail).with("calls", named(&calls)).linked(links::of_active(run))
         }
+        Refusal::RulesLoosened { servers } => {
+            conflict(code, "Fewer rules", detail).with("servers", servers).linked(links::of_active(run))
+        }
         Refusal::AmbiguousCall(_) => conflict(code, "Which call?", detail),
         Refusal::NotReconcilable => conflict(code, "The call is not undecided", detail)
             .linked(run.map(links::to_run).into_iter().chain(run.map(links::to_receipts)).collect()),

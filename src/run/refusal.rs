@@ -34,6 +34,14 @@ pub enum Refusal {
         /// The calls.
         calls: Vec<CallId>,
     },
+    /// Entries in place of these would ask for fewer approvals, or have fewer rules.
+    #[error(
+        "These entries would guard calls less than the ones that the run has: approvals and rules can only be added."
+    )]
+    RulesLoosened {
+        /// The entries that the run has, by their labels.
+        servers: Vec<String>,
+    },
     /// A call id that stands for several undecided calls.
     #[error("{0} may name several calls: say of which turn")]
     AmbiguousCall(CallId),
@@ -94,6 +102,7 @@ impl Refusal {
             Self::CatalogChanged(_) => "mcp-catalog-changed",
             Self::CatalogChangedInFlight { .. } => "mcp-catalog-changed-in-flight",
             Self::ServerMoved { .. } => "mcp-server-moved",
+            Self::RulesLoosened { .. } => "mcp-rules-loosened",
             Self::AmbiguousCall(_) => "ambiguous-call",
             Self::NotReconcilable => "not-reconcilable",
             Self::AlreadyAnswered => "already-answered",

@@ -8,6 +8,7 @@ mod admit;
 mod approvals;
 mod draft;
 mod fetched;
+mod guards;
 mod inputs;
 mod leg;
 mod limits;

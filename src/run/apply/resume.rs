@@ -1,7 +1,7 @@
 //! A caller resumes a run that nobody drives. What it decides is kept even if the run must go on waiting.
 
 use super::draft::Draft;
-use super::{approvals, fetched, reconcile};
+use super::{approvals, fetched, guards, reconcile};
 use crate::run::binding::{Binding, Drift, Warning, WarningKind};
 use crate::run::call::{Backend, Call};
 use crate::run::commit::Commit;
@@ -75,6 +75,10 @@ fn admissible(envelope: &Envelope, resume: &Resume, now: Timestamp) -> Result<Op
         refuse_drift(envelope, drift, resume)?;
     }
     refuse_moved(envelope, &resume.served)?;
+    let servers = guards::loosened(&envelope.binding, &resume.served);
+    if !servers.is_empty() {
+        return Err(Refusal::RulesLoosened { servers });
+    }
     fetched::refuse_results(envelope, &resume.results)?;
     for (index, (vote, ruling)) in resume.votes.iter().enumerate() {
         approvals::check(envelope, vote, ruling.as_ref(), now)?;

@@ -27,6 +27,15 @@ impl RequireApproval {
         }
     }
 
+    /// Whether every tool that waits by `other` waits by this one.
+    pub fn includes(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::All(true), _) | (_, Self::All(false)) => true,
+            (Self::All(false) | Self::Tools(_), Self::All(true)) => false,
+            (_, Self::Tools(tools)) => tools.iter().all(|tool| self.covers(tool)),
+        }
+    }
+
     /// What both say together: each can only add.
     #[must_use]
     pub fn and(self, other: Self) -> Self {

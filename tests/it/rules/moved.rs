@@ -9,6 +9,7 @@ use crate::support::fake_mcp::{FakeMcp, Reply};
 
 both_stores! {
     b230_a_resume_takes_no_waiting_call_to_another_server,
+    b230_a_resume_brings_no_entries_that_guard_less,
     b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved,
     b230_a_call_that_was_approved_is_not_sent_to_another_account_of_its_server,
     b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved,
@@ -61,6 +62,42 @@ async fn b230_a_resume_takes_no_waiting_call_to_another_server(database: Databas
     approve(&site, "r").await;
     assert_eq!(super::policies::ended(&site, "r").await["status"], "completed");
     assert_eq!((site.sent().len(), other.count("tools/call")), (1, 0));
+}
+
+async fn b230_a_resume_brings_no_entries_that_guard_less(database: Database) {
+    let site = Site::on(database).await;
+    register(&site, &site.fake).await;
+    let writer = site.server.token("acme", "mallory", "runs:write");
+    let resume = async |id: &str, mcp: &Value| {
+        let body = json!({ "mcp": mcp, "limits": { "max_turns": 19 }, "on_catalog_change": "accept" });
+        site.send_as(&writer, Method::POST, &format!("/v1/runs/{id}/resume"), &body).await
+    };
+    let url = site.fake.url();
+    let entry = json!({ "url": url, "require_approval": ["charge"] });
+    let mut body = site.calling("r", &[("charge", json!({ "amount": 9 }))], json!([]));
+    body["mcp"] = json!([entry]);
+    assert_eq!(site.settled(&body).await["reason"], "approval-required");
+    for mcp in [json!([{ "url": url }]), json!([{ "url": url, "require_approval": ["look"] }])] {
+        let problem = resume("r", &mcp).await.problem(409, "mcp-rules-loosened");
+        assert_eq!(problem["servers"], json!([url]), "{problem}");
+    }
+    let stricter = json!([{ "url": url, "require_approval": true }]);
+    assert_eq!(resume("r", &stricter).await.status, 200, "it still waits");
+    // No call is open while a client is waited for: the servers' names may change, and not their rules.
+    let pick = json!([{
+        "name": "pick", "description": "Picks.", "input_schema": { "type": "object" }, "executor": { "type": "client" },
+    }]);
+    for (id, entry) in [("named", json!({ "server": "till" })), ("inline", json!({ "url": url }))] {
+        let mut body = site.calling(id, &[("pick", json!({}))], json!([]));
+        let mut entry = entry;
+        entry["require_approval"] = json!(true);
+        (body["mcp"], body["tools"]) = (json!([entry]), pick.clone());
+        assert_eq!(site.settled(&body).await["reason"], "client-tool-results-required");
+        for mcp in [json!([{ "url": url }]), json!([{ "url": url, "namespace": "z" }])] {
+            resume(id, &mcp).await.problem(409, "mcp-rules-loosened");
+        }
+        assert_eq!(resume(id, &json!([entry])).await.status, 200);
+    }
 }
 
 async fn b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved(database: Database) {
