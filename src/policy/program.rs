@@ -221,7 +221,7 @@ impl<'a> Check<'a> {
                 return Ok(());
             }
             Expr::Struct(_) => return Err(self.fault(expr, "there are no message types")),
-            Expr::Unspecified | Expr::List(_) | Expr::Literal(_) | Expr::Map(_) => {}
+            Expr::Unspecified | Expr::List(_) | Expr::Map(_) => {}
         }
         for part in children(expr) {
             self.look(part, scope, within)?;
