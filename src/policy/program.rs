@@ -284,7 +284,8 @@ impl<'a> Check<'a> {
             LiteralValue::Double(double) => {
                 self.numbers.doubles = true;
                 let written = self.written(expr);
-                let same = exact::double(&written).is_some_and(|written| written == double.inner().abs());
+                let same =
+                    exact::double(&written).is_some_and(|written| written.to_bits() == double.inner().abs().to_bits());
                 if !same {
                     return Err(self.fault(expr, &format!("the number {written} has more digits than are compared")));
                 }
