@@ -5,7 +5,9 @@
 """
 import json, os, sys, threading, time, urllib.error, urllib.request
 
-URL, TOKEN = os.environ["COUNTERSIGN_URL"], os.environ["COUNTERSIGN_TOKEN"]
+URL, TOKEN = os.environ.get("COUNTERSIGN_URL"), os.environ.get("COUNTERSIGN_TOKEN")
+if not URL or not TOKEN or len(sys.argv) < 3:
+    sys.exit("worker.py TOOL VERSION, with COUNTERSIGN_URL and COUNTERSIGN_TOKEN (scope workers) in the environment")
 NAME = os.environ.get("WORKER_ID", f"py-{os.getpid()}")
 
 

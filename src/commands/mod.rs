@@ -148,6 +148,14 @@ pub enum CommandError {
     /// The token that came with a vote is not the approval's; says why.
     #[error("{0}")]
     TokenRefused(&'static str),
+    /// Another of these, about one place of the body.
+    #[error("{pointer}: {why}")]
+    At {
+        /// JSON Pointer into the body.
+        pointer: String,
+        /// What is wrong there.
+        why: Box<Self>,
+    },
     /// The run's state does not admit it.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -163,6 +171,13 @@ pub enum CommandError {
     /// The task that stored it panicked; whether it is stored is not known.
     #[error("the command was interrupted")]
     Interrupted,
+}
+
+impl CommandError {
+    /// The same, with its place in the body.
+    fn at(self, pointer: impl Into<String>) -> Self {
+        Self::At { pointer: pointer.into(), why: Box::new(self) }
+    }
 }
 
 /// A free slot on this node, held while a run is admitted.

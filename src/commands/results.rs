@@ -39,7 +39,7 @@ impl Commands {
     /// Gives results of a run's client. They are stored when this answers; the last one sets the run going.
     ///
     /// # Errors
-    /// `Invalid`, `NotFound`, `CallNotFound`, `Store`; `Refused` when a call does not wait for a result, or had another one;
+    /// `Invalid`, `NotFound`, `Store`; `Refused` at its place when a call does not wait for a result, or had another one;
     /// `Contended` when the owner did not read them in time, though it may still.
     pub async fn give_results(
         self: &Arc<Self>,
@@ -117,19 +117,25 @@ impl Commands {
                 // It may as well be the result of an earlier call with that label, which comes again.
                 Some(call) if call.is_with_client() && result.turn.is_none() => {
                     if earlier().await?.is_some_and(|earlier| is_result(&earlier.stage, &answer)) {
-                        return Err(Refusal::AmbiguousCall(call_id).into());
+                        let ambiguous = CommandError::from(Refusal::AmbiguousCall(call_id));
+                        return Err(ambiguous.at(format!("{at}/{index}/call_id")));
                     }
                     Some(call.clone())
                 }
                 Some(call) => Some(call.clone()),
                 None => earlier().await?,
             };
-            let call = call.filter(|call| call.backend() == Some(Backend::Client)).ok_or(CommandError::CallNotFound)?;
+            let Some(call) = call.filter(|call| call.backend() == Some(Backend::Client)) else {
+                let mut faults = Faults::default();
+                faults.add(format!("{at}/{index}/call_id"), "names no call that the run's client carries out");
+                return Err(faults.into());
+            };
             let answer = self.fitting(asker, &envelope.binding, &call, answer).await?;
             if call.is_with_client() {
                 results.push((call.key, answer));
             } else if !is_result(&call.stage, &answer) {
-                return Err(Refusal::NotAwaited(call_id).into());
+                let settled = CommandError::from(Refusal::NotAwaited(call_id));
+                return Err(settled.at(format!("{at}/{index}/call_id")));
             }
         }
         Ok(results)

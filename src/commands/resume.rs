@@ -22,6 +22,9 @@ use crate::store::{AuditRow, Claim, Loaded, RunView};
 /// How often a decision is tried against a run that others change at the same time.
 pub(super) const DECIDE_TRIES: u32 = 8;
 
+/// How many calls a fault names.
+const NAMED_MAX: usize = 20;
+
 /// What became of a resume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
@@ -29,6 +32,8 @@ pub enum Resumed {
     Terminal,
     /// The run goes on waiting; what the request decided is kept.
     Suspended,
+    /// The run goes on waiting exactly as before: the request decided nothing, and nothing of it is kept.
+    Unchanged,
     /// The run is queued.
     Queued,
 }
@@ -61,6 +66,7 @@ impl Commands {
             }
             let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
+            check_retries(&envelope, &retry)?;
             let given = request.tool_results.as_deref().unwrap_or_default();
             let results = self.results_of(asker, &envelope, given, "/tool_results").await?;
             let votes = self.votes(asker, &envelope, request.approvals.as_deref().unwrap_or_default()).await?;
@@ -77,11 +83,10 @@ impl Commands {
             };
             let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
                 Ok(commit) => commit,
-                Err(Refusal::NothingDecided) => return Ok(Resumed::Suspended),
+                Err(Refusal::NothingDecided) => return Ok(Resumed::Unchanged),
                 // It ended between the two looks.
                 Err(Refusal::RunTerminal) => return Ok(Resumed::Terminal),
-                Err(Refusal::AmbiguousCall(call)) => return Err(ambiguous(&retry, &call)),
-                Err(refusal) => return Err(refusal.into()),
+                Err(refusal) => return Err(self.placed(refusal, &envelope, &votes)),
             };
             let mut audit = self.retries(asker, id, &commit);
             audit.extend(votes.iter().map(|(approval, cast, _)| self.vote_row(asker, approval, cast)));
@@ -108,21 +113,47 @@ impl Commands {
             let call = CallId::new(&vote.call_id);
             let mut open = envelope.head.state.approvals.open.iter();
             let Some(open) = open.find(|open| open.approval.call_id == call) else {
-                return Err(match self.not_pending(asker, envelope.uid, &call).await? {
+                let why = match self.not_pending(asker, envelope.uid, &call).await? {
                     CommandError::Missing(_) => Refusal::NoApproval(call).into(),
                     decided => decided,
-                });
+                };
+                return Err(why.at(format!("/approvals/{index}/call_id")));
             };
             let (approval, request) = (&open.approval, vote.vote());
+            let mut earlier = votes.iter();
+            if earlier.any(|(earlier, ..): &(Approval, CastVote, Option<Ruling>)| earlier.id == approval.id) {
+                return Err(CommandError::from(Refusal::AlreadyVoted).at(format!("/approvals/{index}/call_id")));
+            }
             if self.approval(asker, approval.id).await?.is_due {
                 self.expire(asker, envelope.uid, approval).await?;
-                return Err(self.not_pending(asker, envelope.uid, &call).await?);
+                let decided = self.not_pending(asker, envelope.uid, &call).await?;
+                return Err(decided.at(format!("/approvals/{index}/call_id")));
             }
-            self.check_token(asker, request.token.as_deref(), approval)?;
+            let fits = self.check_token(asker, request.token.as_deref(), approval);
+            fits.map_err(|error| error.at(format!("/approvals/{index}/token")))?;
             let (cast, ruling) = self.cast(asker, envelope, approval, &request, &format!("/approvals/{index}")).await?;
             votes.push((approval.clone(), cast, ruling));
         }
         Ok(votes)
+    }
+
+    /// A refusal, with its place in the body where it is about one of the votes.
+    fn placed(
+        &self,
+        refusal: Refusal,
+        envelope: &Envelope,
+        votes: &[(Approval, CastVote, Option<Ruling>)],
+    ) -> CommandError {
+        let refused = |(_, cast, ruling): &(Approval, CastVote, Option<Ruling>)| {
+            let fact = Fact::Voted { cast: Box::new(cast.clone()), ruling: ruling.clone().map(Box::new) };
+            apply(&mut envelope.clone(), fact, self.clock.now()).err().as_ref() == Some(&refusal)
+        };
+        let place = votes.iter().position(refused);
+        let error = CommandError::from(refusal);
+        match place {
+            Some(index) => error.at(format!("/approvals/{index}")),
+            None => error,
+        }
     }
 
     /// A row of the audit for each call that this resume allows once more.
@@ -227,13 +258,36 @@ fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandErro
     Ok(limits)
 }
 
-/// The bare ids that stand for several calls, each at its place.
-fn ambiguous(retry: &[CallRef], call: &CallId) -> CommandError {
+/// Each call that is named for one more attempt is one that nobody knows the outcome of: a name that decides nothing is
+/// most likely misspelt. One that was allowed before, by this very request perhaps, is no fault.
+fn check_retries(envelope: &Envelope, retry: &[CallRef]) -> Result<(), CommandError> {
+    let fits = |named: &CallRef, call: &Call| {
+        named.call_id == call.call_id && named.turn.is_none_or(|turn| turn == call.key.turn)
+    };
+    let allowed = |call: &Call| matches!(call.stage, Stage::Indeterminate { .. });
     let mut faults = Faults::default();
-    for (index, named) in retry.iter().enumerate().filter(|(_, named)| named.turn.is_none() && named.call_id == *call) {
-        let detail =
-            format!("{:?} names several undecided calls: give {{\"turn\", \"call_id\"}}", named.call_id.as_str());
+    for (index, named) in retry.iter().enumerate() {
+        let label = named.call_id.as_str();
+        let detail = match envelope.undecided().filter(|call| fits(named, call)).count() {
+            1 => continue,
+            0 => match envelope.calls.iter().find(|call| fits(named, call)) {
+                Some(call) if allowed(call) => continue,
+                Some(call) => format!("{label:?} is {}, and no call whose outcome nobody knows", call.stage.code()),
+                None => format!("{label:?} names no call whose outcome nobody knows; {}", undecided(envelope)),
+            },
+            _ => format!("{label:?} names several undecided calls: give {{\"turn\", \"call_id\"}}"),
+        };
         faults.add(format!("/retry_tool_call_ids/{index}"), detail);
     }
-    faults.into()
+    faults.finish()
+}
+
+/// Which calls could be named.
+fn undecided(envelope: &Envelope) -> String {
+    let labels: Vec<String> = envelope
+        .undecided()
+        .take(NAMED_MAX)
+        .map(|call| format!("{} of turn {}", call.call_id, call.key.turn))
+        .collect();
+    if labels.is_empty() { "the run has none".to_owned() } else { format!("there are: {}", labels.join(", ")) }
 }

@@ -35,13 +35,27 @@ pub(super) struct Fresh<V> {
 struct Slot<V> {
     read: Option<Reading<V>>,
     /// When the last reading failed, and why.
-    failed: Option<(Instant, String)>,
+    failed: Option<(Instant, LookupFault)>,
 }
 
 struct Reading<V> {
     value: V,
     at: Instant,
     era: u64,
+}
+
+/// Why something could not be looked up.
+#[derive(Clone, Debug)]
+pub(super) struct LookupFault {
+    pub(super) message: String,
+    /// The store does not answer now: asking later may succeed.
+    pub(super) is_passing: bool,
+}
+
+impl From<LookupFault> for String {
+    fn from(fault: LookupFault) -> Self {
+        fault.message
+    }
 }
 
 /// A value, and the one that it took the place of when it was read for this.
@@ -70,7 +84,7 @@ impl<V: Clone> Fresh<V> {
         name: &str,
         max_age: Duration,
         load: impl Future<Output = Result<V, StoreError>>,
-    ) -> Result<Got<V>, String> {
+    ) -> Result<Got<V>, LookupFault> {
         let asked = Instant::now();
         let slot = self.slot(tenant, name);
         // Held while reading: that is what makes many askers one statement.
@@ -92,8 +106,9 @@ impl<V: Clone> Fresh<V> {
                     return Ok(Got { value, replaced: before.map(|before| before.value) });
                 }
                 Err(fault) => {
-                    let fault = fault.to_string();
-                    tracing::warn!(fault, "a server or a secret could not be looked up");
+                    let is_passing = matches!(fault, StoreError::Unavailable(_));
+                    let fault = LookupFault { message: fault.to_string(), is_passing };
+                    tracing::warn!(fault = fault.message, "a server or a secret could not be looked up");
                     slot.failed = Some((Instant::now(), fault.clone()));
                     fault
                 }

@@ -321,8 +321,7 @@ fn not_sent_there(entry: &McpEntry, call: &Call) -> ToolError {
     let label = entry.label();
     let is_unknown = call.target.as_ref().and_then(|target| target.place.as_deref()) == Some(NOWHERE);
     if is_unknown {
-        let message =
-            format!("MCP server '{label}' could not be looked up when the call was judged. The call was not executed.");
+        let message = format!("MCP server '{label}' led nowhere when the call was judged. The call was not executed.");
         return ToolError::new("mcp-unreachable", message);
     }
     let message = format!(

@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
 use super::declared::Declared;
-use super::fresh::Fresh;
+use super::fresh::{Fresh, LookupFault};
 use crate::mcp::StdioServer;
 use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::ids::TenantId;
@@ -114,7 +114,7 @@ impl Registry {
         tenant: &TenantId,
         name: &str,
         max_age: Duration,
-    ) -> Result<Looked<Server>, String> {
+    ) -> Result<Looked<Server>, LookupFault> {
         let got = self.servers.get(tenant, name, max_age, self.server_read(tenant, name)).await?;
         let has_moved = match (&got.replaced, &got.value) {
             (None | Some(None), _) => false,

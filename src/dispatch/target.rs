@@ -8,6 +8,7 @@ use serde_json::json;
 use url::Url;
 
 use super::credential::{Credential, credential};
+use super::fresh::LookupFault;
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::told::Place;
 use super::{Dispatch, Sighting, Unreachable};
@@ -42,14 +43,17 @@ fn place_in(server: &StdioServer) -> String {
     sha256_hex(&format!("stdio {}", server.name))
 }
 
-/// The place of a call whose server could not be looked up when it was judged: it is sent nowhere.
+/// The place of a call whose server led nowhere when it was judged: it is sent nowhere.
 pub(super) const NOWHERE: &str = "nowhere";
 
 impl Dispatch {
     /// A mark of the place where a call of that tool goes now; `None`: it goes to no server. What is judged, and approved, is
     /// a call to that place: it is compared before anything leaves.
-    pub async fn place(&self, tenant: &TenantId, binding: &Binding, tool: &str) -> Option<String> {
-        let entry = binding.entry_of(binding.tool(tool)?)?;
+    ///
+    /// # Errors
+    /// The store does not answer, in words. That is no fact about the call: ask again.
+    pub async fn place(&self, tenant: &TenantId, binding: &Binding, tool: &str) -> Result<Option<String>, String> {
+        let Some(entry) = binding.tool(tool).and_then(|tool| binding.entry_of(tool)) else { return Ok(None) };
         let place = match &entry.server {
             None => address_of(entry).map(|url| place_at(&url, entry)),
             Some(name) => match self.server(tenant, name, Duration::MAX).await {
@@ -58,12 +62,13 @@ impl Dispatch {
                     None => address_of(&server.entry).map(|url| place_at(&url, &server.entry)),
                 },
                 Ok(None) => Err(format!("there is no registered server named '{name}' any more")),
-                Err(why) => Err(why),
+                Err(fault) if fault.is_passing => return Err(fault.message),
+                Err(fault) => Err(fault.message),
             },
         };
         let place =
             place.inspect_err(|why| tracing::warn!(server = entry.label(), %why, "a call is judged for no place"));
-        Some(place.unwrap_or_else(|_why| NOWHERE.to_owned()))
+        Ok(Some(place.unwrap_or_else(|_why| NOWHERE.to_owned())))
     }
 
     /// # Errors
@@ -120,7 +125,12 @@ impl Dispatch {
         Ok(self.put_together((entry, &server.entry), url, secret, secrets, whose))
     }
 
-    async fn server(&self, tenant: &TenantId, name: &str, max_age: Duration) -> Result<Option<Arc<Server>>, String> {
+    async fn server(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+        max_age: Duration,
+    ) -> Result<Option<Arc<Server>>, LookupFault> {
         let Looked { value, has_moved } = self.registry.server(tenant, name, max_age).await?;
         if has_moved {
             self.pool.retire(tenant, &server_origin(name));

@@ -86,7 +86,7 @@ impl Drive<'_> {
         Ok(())
     }
 
-    async fn before_the_next_try(&mut self) -> Result<(), Stopped> {
+    pub(super) async fn before_the_next_try(&mut self) -> Result<(), Stopped> {
         tokio::select! {
             () = self.signals.lost.cancelled() => Err(Stopped::LeaseLost),
             () = sleep(COMMIT_WAIT) => Ok(()),

@@ -114,7 +114,7 @@ impl Drive<'_> {
             .increment(1);
         match answer {
             Answer::Turn(turn, parts) => {
-                let rulings = self.rule(&turn).await;
+                let rulings = self.rule(&turn).await?;
                 let schema = self.envelope.spec.output_schema.as_ref().filter(|_| turn.calls.is_empty());
                 let structured = match schema {
                     Some(schema) => Some(self.gate.answer(schema, &turn.text).await),
@@ -161,17 +161,31 @@ impl Drive<'_> {
     }
 
     /// What the gate and the rules say of each call of a turn, in call order.
-    async fn rule(&mut self, turn: &ModelTurn) -> Vec<Ruling> {
+    async fn rule(&mut self, turn: &ModelTurn) -> Result<Vec<Ruling>, Stopped> {
         let number = self.envelope.head.state.turns.saturating_add(1);
         let mut rulings = Vec::with_capacity(turn.calls.len());
         for call in &turn.calls {
             let ruling = self.gate.rule(&self.envelope.binding, call).await;
-            let (expressions, dispatch) = (&self.shared.parts.expressions, &self.shared.parts.dispatch);
-            let ruling = expressions.rule(&self.envelope, number, &call.tool, ruling).await;
-            let place = dispatch.place(&self.envelope.tenant, &self.envelope.binding, &call.tool).await;
+            let ruling = self.shared.parts.expressions.rule(&self.envelope, number, &call.tool, ruling).await;
+            let place = self.place(&call.tool).await?;
             rulings.push(ruling.at(place));
         }
-        rulings
+        Ok(rulings)
+    }
+
+    /// Where calls of a tool go now. While the database does not answer it is asked again, as a commit would be: the turn is
+    /// paid for, and that nobody could look is no fact about its calls.
+    async fn place(&mut self, tool: &str) -> Result<Option<String>, Stopped> {
+        loop {
+            let dispatch = &self.shared.parts.dispatch;
+            match dispatch.place(&self.envelope.tenant, &self.envelope.binding, tool).await {
+                Ok(place) => return Ok(place),
+                Err(why) => {
+                    tracing::warn!(run = %self.claim.uid.0, %why, "the server of a call is looked up again");
+                    self.before_the_next_try().await?;
+                }
+            }
+        }
     }
 
     /// What the rules for limits say of one that is reached.

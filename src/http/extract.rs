@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::Api;
 use super::agents::{DeployVersion, RollBackVersion};
+use super::nulls;
 use super::problem::{ApiError, Flaw};
 use super::yaml::{self, YamlFault};
 use tokio::time::timeout;
@@ -246,7 +247,8 @@ fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {
     if is_too_deep(&body) {
         return Err(ApiError::Invalid(vec![Flaw::at("", format!("is nested deeper than {MAX_DEPTH} levels"))]));
     }
-    let flaws = api.schemas.flaws(T::SCHEMA, &body);
+    let mut flaws = api.schemas.flaws(T::SCHEMA, &body);
+    flaws.extend(nulls::flaws(T::SCHEMA, &body));
     if !flaws.is_empty() {
         return Err(ApiError::Invalid(flaws));
     }

@@ -328,6 +328,11 @@ fn of_command(error: CommandError, run: Option<&RunId>) -> Problem {
         CommandError::Invalid(faults) => {
             invalid(faults.into_iter().map(|Fault { pointer, detail }| Flaw::at(pointer, detail)).collect())
         }
+        CommandError::At { pointer, why } => {
+            let problem = of_command(*why, run);
+            let flaw = Flaw::at(pointer, problem.detail.clone());
+            problem.flawed(vec![flaw])
+        }
         CommandError::NotFound => ApiError::NotFound("there is no such run").problem(),
         CommandError::CallNotFound => ApiError::NotFound("there is no such receipt").problem(),
         CommandError::Missing(what) => ApiError::NotFound(what).problem(),

@@ -154,7 +154,8 @@ pub(super) async fn run_fetch(
 
 /// Resume a run that waits.
 ///
-/// 202: the run is queued. 200: it has ended, or goes on waiting. `retry_tool_call_ids` needs the scope `admin`,
+/// 202: the run is queued. 200: it has ended, or goes on waiting; with a `notice` when the request decided nothing of
+/// what it waits for. A list that names a call which does not wait for that is refused. `retry_tool_call_ids` needs the scope `admin`,
 /// `approvals` the scope `approvals:decide`.
 #[utoipa::path(
     post, path = "/v1/runs/{run_id}/resume", operation_id = "run_resume", tag = "runs", request_body = Option<ResumeRun>,
@@ -186,6 +187,7 @@ pub(super) async fn run_resume(
     let view = fetch(&api, &caller, &id).await?;
     match resumed {
         Resumed::Terminal | Resumed::Suspended => Ok(Json(Run::of(&api, &caller.tenant, view)).into_response()),
+        Resumed::Unchanged => Ok(Json(Run::of(&api, &caller.tenant, view).undecided()).into_response()),
         Resumed::Queued => Ok(accepted(settled(&api, &caller, view, &headers).await?)),
     }
 }

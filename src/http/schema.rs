@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use jsonschema::error::ValidationErrorKind;
+use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{Keyword, ValidationError, Validator};
 use serde_json::{Map, Value, json};
 
@@ -63,7 +63,7 @@ fn describe(error: &ValidationError<'_>, flaws: &mut Vec<Flaw>) {
         ValidationErrorKind::OneOfNotValid { context } | ValidationErrorKind::AnyOf { context } => {
             match meant(context, &place) {
                 Some(errors) => errors.iter().for_each(|error| describe(error, flaws)),
-                None => flaws.push(Flaw::at(place, "has none of the allowed forms")),
+                None => flaws.push(none_of(context, place)),
             }
         }
         ValidationErrorKind::Custom { message, .. } => flaws.push(Flaw::at(place, message)),
@@ -93,6 +93,55 @@ fn meant<'a>(context: &'a [Vec<ValidationError<'static>>], place: &str) -> Optio
     let tagged: Vec<_> = candidates.iter().filter(of_tag).collect();
     match tagged.as_slice() {
         [only] => Some(only),
+        _ => None,
+    }
+}
+
+/// What would have been taken, where nothing says which alternative was meant: the tags, else the types.
+fn none_of(context: &[Vec<ValidationError<'static>>], place: String) -> Flaw {
+    let mut types: Vec<String> = context.iter().filter_map(|errors| other_type(errors, &place)).collect();
+    types.dedup();
+    let alike: Vec<_> = context.iter().filter(|errors| other_type(errors, &place).is_none()).collect();
+    let tags: Option<Vec<(String, String)>> = alike.iter().map(|errors| errors.iter().find_map(tag)).collect();
+    if let Some([(at, first), others @ ..]) = tags.as_deref()
+        && others.iter().all(|(other, _)| other == at)
+    {
+        let others = others.iter().map(|(_, says)| says.trim_start_matches("must be "));
+        let all: Vec<&str> = std::iter::once(first.as_str()).chain(others).collect();
+        return Flaw::at(at.clone(), all.join(" or "));
+    }
+    let lacks = |errors: &&Vec<ValidationError<'static>>| errors.iter().find_map(required);
+    let mut lacking = alike.iter().map(lacks);
+    if let Some(Some(first)) = lacking.next()
+        && lacking.all(|other| other.as_ref() == Some(&first))
+    {
+        return Flaw::at(below(&place, &first), "is required: it says which form is meant");
+    }
+    if !types.is_empty() && alike.is_empty() {
+        return Flaw::at(place, format!("must be of type {}", types.join(" or ")));
+    }
+    Flaw::at(place, "has none of the allowed forms")
+}
+
+/// The type that the value should have had.
+fn other_type(errors: &[ValidationError<'static>], place: &str) -> Option<String> {
+    errors.iter().filter(|error| error.instance_path().as_str() == place).find_map(|error| match error.kind() {
+        ValidationErrorKind::Type { kind: TypeKind::Single(kind) } => Some(kind.to_string()),
+        _ => None,
+    })
+}
+
+/// The place of a tag, and which value it must have.
+fn tag(error: &ValidationError<'static>) -> Option<(String, String)> {
+    match error.kind() {
+        ValidationErrorKind::Custom { message, .. } => Some((error.instance_path().to_string(), message.clone())),
+        _ => None,
+    }
+}
+
+fn required(error: &ValidationError<'static>) -> Option<String> {
+    match error.kind() {
+        ValidationErrorKind::Required { property } => property.as_str().map(str::to_owned),
         _ => None,
     }
 }
@@ -199,6 +248,15 @@ mod tests {
         assert!(!format!("{said:?}").contains("s3cret"), "{said:?}");
         assert_eq!(check(&json!({})), [("/model".to_owned(), "is required".to_owned())]);
         assert_eq!(check(&json!([])).len(), 1);
+    }
+
+    #[test]
+    fn where_no_form_was_meant_the_forms_are_named() {
+        let told = |auth: Value| check(&json!({ "model": "m", "auth": auth })).remove(0);
+        let scheme = |detail: &str| ("/auth/scheme".to_owned(), detail.to_owned());
+        assert_eq!(told(json!({ "scheme": "basic", "secret": "s" })), scheme("must be \"bearer\" or \"header\""));
+        assert_eq!(told(json!({ "secret": "s" })).0, "/auth/scheme");
+        assert_eq!(told(json!(7)), ("/auth".to_owned(), "must be of type object".to_owned()));
     }
 
     #[test]

@@ -69,6 +69,19 @@ pub(super) struct Run {
     finished_at: Option<Timestamp>,
     /// Requests that resolve what it waits for.
     links: Vec<Link>,
+    /// In the answer of a resume that decided nothing: that it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    notice: Option<Notice>,
+}
+
+/// What the request came to, where the run itself does not show it.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(super) struct Notice {
+    /// For programs: `nothing-decided`.
+    code: &'static str,
+    /// For people.
+    message: String,
 }
 
 /// What a run is bound to.
@@ -170,7 +183,17 @@ impl Run {
             created_at: head.created_at,
             updated_at: head.updated_at,
             finished_at: head.finished_at,
+            notice: None,
         }
+    }
+
+    /// The same, as the answer to a resume that left it as it was.
+    pub(super) fn undecided(self) -> Self {
+        let reason = self.reason.unwrap_or_default();
+        let message = format!(
+            "The request decides nothing, and nothing of it is kept: the run still waits ({reason}). `pending` says for what, `links` how to decide it."
+        );
+        Self { notice: Some(Notice { code: "nothing-decided", message }), ..self }
     }
 }
 

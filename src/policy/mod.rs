@@ -9,6 +9,7 @@
 
 mod cache;
 mod cost;
+mod exact;
 mod pattern;
 mod program;
 mod threads;

@@ -10,6 +10,7 @@ use cel::{Context, Env, ExecutionError, ParseErrors, Value as CelValue};
 use serde_json::{Map, Value};
 
 use super::cost;
+use super::exact::{self, Numbers};
 use super::pattern::{Matches, Patterns};
 use super::value::{Budget, to_cel};
 use super::walk::children;
@@ -69,6 +70,8 @@ const ROOTS: [&str; 4] = ["args", "tool", "run", "trigger"];
 pub(super) struct Program {
     tree: cel::Program,
     patterns: Arc<Patterns>,
+    /// The numbers that are written in it.
+    numbers: Numbers,
     /// What it looks at: each root with the members that it names; `None` where it looks at the whole root.
     reads: BTreeMap<String, Option<BTreeSet<String>>>,
 }
@@ -83,10 +86,12 @@ impl Program {
             return Err(format!("{}: brackets nest deeper than {BRACKETS_MAX} levels", place(source, at)));
         }
         let program = env.compile(source).map_err(|errors| parse_fault(&errors))?;
-        let mut check = Check { source, program: &program, patterns: Patterns::default(), reads: BTreeMap::new() };
+        let (numbers, reads) = (Numbers::default(), BTreeMap::new());
+        let mut check = Check { source, program: &program, patterns: Patterns::default(), numbers, reads };
         check.look(program.expression(), &mut Vec::new(), None)?;
-        let (patterns, reads) = (Arc::new(check.patterns), check.reads);
-        Ok(Self { tree: program, patterns, reads })
+        check.numbers.check()?;
+        let (patterns, numbers, reads) = (Arc::new(check.patterns), check.numbers, check.reads);
+        Ok(Self { tree: program, patterns, numbers, reads })
     }
 
     /// Whether it looks at nothing that is not there.
@@ -133,7 +138,7 @@ impl Program {
         until: Instant,
     ) -> Result<CelValue, String> {
         let mut context = Context::with_env(Arc::clone(env));
-        let mut budget = Budget::default();
+        let mut budget = Budget::with(self.numbers.clone());
         for (root, members) in &self.reads {
             let value = match (root.as_str(), input.get(root), members) {
                 ("trigger", _, _) => CelValue::from(trigger),
@@ -146,6 +151,7 @@ impl Program {
             };
             context.add_variable_from_value(root.as_str(), value);
         }
+        budget.check()?;
         let steps = cost::steps(self.tree.expression(), input);
         if steps > cost::STEPS_MAX {
             let most = cost::STEPS_MAX;
@@ -172,6 +178,7 @@ struct Check<'a> {
     source: &'a str,
     program: &'a cel::Program,
     patterns: Patterns,
+    numbers: Numbers,
     reads: BTreeMap<String, Option<BTreeSet<String>>>,
 }
 
@@ -192,6 +199,7 @@ impl<'a> Check<'a> {
                 }
             }
             Expr::Call(call) => return self.call(expr, call, scope, within),
+            Expr::Literal(literal) => return self.literal(expr, literal),
             Expr::Comprehension(walk) => {
                 if within.is_some() {
                     return Err(self.fault(expr, "lists cannot be walked inside of each other"));
@@ -213,7 +221,7 @@ impl<'a> Check<'a> {
                 return Ok(());
             }
             Expr::Struct(_) => return Err(self.fault(expr, "there are no message types")),
-            Expr::Unspecified | Expr::List(_) | Expr::Literal(_) | Expr::Map(_) => {}
+            Expr::Unspecified | Expr::List(_) | Expr::Map(_) => {}
         }
         for part in children(expr) {
             self.look(part, scope, within)?;
@@ -261,10 +269,48 @@ impl<'a> Check<'a> {
         if name == "matches" {
             self.pattern(expr, call)?;
         }
+        self.numbers.converts |= name == "double";
         for part in call.target.as_deref().into_iter().chain(&call.args) {
             self.look(part, scope, within)?;
         }
         Ok(())
+    }
+
+    /// A number is what stands there, or none.
+    fn literal(&mut self, expr: &IdedExpr, literal: &LiteralValue) -> Result<(), String> {
+        match literal {
+            LiteralValue::Int(int) => self.numbers.int(int.inner().unsigned_abs(), || int.inner().to_string()),
+            LiteralValue::UInt(int) => self.numbers.int(*int.inner(), || int.inner().to_string()),
+            LiteralValue::Double(double) => {
+                self.numbers.doubles = true;
+                let written = self.written(expr);
+                let same =
+                    exact::double(&written).is_some_and(|written| written.to_bits() == double.inner().abs().to_bits());
+                if !same {
+                    return Err(self.fault(expr, &format!("the number {written} has more digits than are compared")));
+                }
+            }
+            LiteralValue::String(text) if exact::is_rounded(text.inner()) => {
+                self.numbers.rounded = true;
+            }
+            LiteralValue::String(_) | LiteralValue::Bytes(_) | LiteralValue::Boolean(_) | LiteralValue::Null => {}
+        }
+        Ok(())
+    }
+
+    /// The digits of a number as they stand in the source, without its sign.
+    fn written(&self, expr: &IdedExpr) -> String {
+        let start = self.program.source_info().offset_for(expr.id).map_or(0, |(start, _)| start);
+        let text = self.source.get(usize::try_from(start).unwrap_or(0)..).unwrap_or_default();
+        let mut written = String::new();
+        for c in text.trim_start_matches(|c: char| c == '-' || c.is_whitespace()).chars() {
+            let is_signed = matches!(c, '+' | '-') && written.ends_with(['e', 'E']);
+            if !(c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E') || is_signed) {
+                break;
+            }
+            written.push(c);
+        }
+        written
     }
 
     /// Patterns are compiled once, with the expression.
@@ -282,7 +328,11 @@ impl<'a> Check<'a> {
 
     fn fault(&self, expr: &IdedExpr, says: &str) -> String {
         match self.program.source_info().offset_for(expr.id) {
-            Some((start, _)) => format!("{}: {says}", place(self.source, usize::try_from(start).unwrap_or(0))),
+            Some((start, _)) => {
+                // The parser counts bytes, people count characters.
+                let before = self.source.get(..usize::try_from(start).unwrap_or(0)).unwrap_or_default();
+                format!("{}: {says}", place(self.source, before.chars().count()))
+            }
             None => says.to_owned(),
         }
     }

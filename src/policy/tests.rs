@@ -62,6 +62,43 @@ async fn numbers_are_compared_as_numbers_and_never_rounded_into_a_rule() {
 }
 
 #[tokio::test]
+async fn a_number_that_would_be_rounded_passes_no_limit() {
+    let more = || failed("more digits than are compared");
+    let rounds = || failed("without rounding it");
+    for (source, amount, expected) in [
+        ("args.a > 1000", "1000", Found::No),
+        ("args.a > 1000", "1000.0", Found::No),
+        ("args.a > 1000", "1000.01", Found::Yes),
+        ("args.a > 1000", "19.99", Found::No),
+        ("args.a == 19.99", "19.99", Found::Yes),
+        ("args.a == 19.99", "19.990", Found::Yes),
+        ("args.a > 1000", "1000.0000000000001", Found::Yes),
+        ("args.a > 1000", "1000.0000000000000001", more()),
+        ("args.a > 1000", "-1000.0000000000000001", more()),
+        ("args.a <= 1000.0", "1000.00000000000000000001", more()),
+        ("args.a > 1000", "1e-400", more()),
+        ("args.a > 1000.0000000000000001", "1000.0", more()),
+        ("args.a > -1000.0000000000000001", "1000.0", more()),
+        ("'é' == 'é' && args.a > -1000.5", "1000.0", Found::Yes),
+        ("args.a > 1.5e+2 && args.a < 2.5E3", "1000.0", Found::Yes),
+        ("args.a == 9007199254740993", "9007199254740993", Found::Yes),
+        ("args.a > 9007199254740992", "9007199254740993", Found::Yes),
+        ("args.a > 9007199254740992.0", "9007199254740993", rounds()),
+        ("args.a > 9007199254740992.0", "9007199254740994", Found::Yes),
+        ("args.a < 9007199254740993", "9007199254740992.0", rounds()),
+        ("double(args.a) > 9007199254740992.0", "9007199254740993", rounds()),
+        ("double(args.a) > 1000.0", r#""1000.0000000000000001""#, more()),
+        ("double(args.a) > 1000.0", r#""1000.01""#, Found::Yes),
+        ("double('1000.0000000000000001') > double(args.a)", r#""1000""#, more()),
+        ("args.a == '1000.0000000000000001'", r#""1000.0000000000000001""#, Found::Yes),
+        ("args.a > 5", "18446744073709551617", failed("out of range")),
+        ("args.a.exists(x, x > 1000)", "[1, 1000.0000000000000001]", more()),
+    ] {
+        check(source, &format!(r#"{{"a": {amount}}}"#), expected).await;
+    }
+}
+
+#[tokio::test]
 async fn b232_what_cannot_be_evaluated_says_why() {
     for (source, why) in [
         ("args.amount > 5", "there is no field \"amount\""),
@@ -116,6 +153,7 @@ async fn b232_what_does_not_compile_is_refused_with_its_place() {
         ("env.PATH == 'x'", "line 1, column 4: there is no \"env\"; there is args, tool, run, trigger"),
         (".args.x", "there is no"),
         ("args.x.frobnicate()", "there is no function \"frobnicate\""),
+        ("'é' == 'é' && now() > 5", "line 1, column 18: there is no function \"now\""),
         ("now() > 5", "there is no function \"now\""),
         ("args.xs.all(x, args.ys.exists(y, y == x))", "cannot be walked inside of each other"),
         ("args.xs.map(x, args.ys.map(y, y)) == []", "cannot be walked inside of each other"),

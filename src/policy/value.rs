@@ -7,6 +7,8 @@ use std::sync::Arc;
 use cel::Value as CelValue;
 use serde_json::{Number, Value};
 
+use super::exact::{self, Numbers};
+
 /// Most text that one expression may look at, in bytes.
 const TEXT_MAX: usize = 256 * 1024;
 
@@ -17,15 +19,22 @@ const VALUES_MAX: usize = 10_000;
 pub(super) struct Budget {
     text: usize,
     values: usize,
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { text: TEXT_MAX, values: VALUES_MAX }
-    }
+    /// The numbers of the expression itself, and of what it looked at so far.
+    numbers: Numbers,
 }
 
 impl Budget {
+    /// All that an expression with these numbers in it may look at.
+    pub(super) fn with(numbers: Numbers) -> Self {
+        Self { text: TEXT_MAX, values: VALUES_MAX, numbers }
+    }
+
+    /// # Errors
+    /// What it looks at could be rounded in a comparison.
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.numbers.check()
+    }
+
     fn take(&mut self, text: usize, root: &str) -> Result<(), String> {
         let left = (self.text.checked_sub(text), self.values.checked_sub(1));
         let (Some(text), Some(values)) = left else {
@@ -64,11 +73,12 @@ pub(super) fn to_cel(value: &Value, root: &str, budget: &mut Budget) -> Result<C
         }
         Value::String(text) => {
             budget.take(text.len(), root)?;
+            budget.numbers.rounded |= budget.numbers.converts && exact::is_rounded(text);
             CelValue::from(text.as_str())
         }
         Value::Number(number) => {
             budget.take(0, root)?;
-            to_number(number)?
+            to_number(number, &mut budget.numbers)?
         }
         Value::Bool(says) => {
             budget.take(0, root)?;
@@ -81,13 +91,17 @@ pub(super) fn to_cel(value: &Value, root: &str, budget: &mut Budget) -> Result<C
     })
 }
 
-/// What is written as an integer is an int, everything else a double; what fits neither cannot be judged.
-fn to_number(number: &Number) -> Result<CelValue, String> {
+/// What is written as an integer is an int, everything else a double; what fits neither as it stands cannot be judged.
+fn to_number(number: &Number, numbers: &mut Numbers) -> Result<CelValue, String> {
     let text = number.to_string();
-    let shown: String = text.chars().take(40).collect();
+    let shown = || text.chars().take(40).collect::<String>();
     if text.contains(['.', 'e', 'E']) {
-        let double = text.parse::<f64>().ok().filter(|double| double.is_finite());
-        return double.map(CelValue::Float).ok_or_else(|| format!("the number {shown} is out of range"));
+        numbers.doubles = true;
+        let double = exact::double(&text).map(CelValue::Float);
+        return double
+            .ok_or_else(|| format!("the number {} is out of range, or has more digits than are compared", shown()));
     }
-    text.parse::<i64>().map(CelValue::Int).map_err(|_out_of_range| format!("the number {shown} is out of range"))
+    let int = text.parse::<i64>().map_err(|_out_of_range| format!("the number {} is out of range", shown()))?;
+    numbers.int(int.unsigned_abs(), shown);
+    Ok(CelValue::Int(int))
 }

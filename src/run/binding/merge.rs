@@ -3,11 +3,16 @@
 use std::sync::Arc;
 
 use super::{Binding, BoundTool, ServedCatalog, ServedTool, ToolSource, Warning, WarningKind, record_of};
+use crate::run::approval::RequireApproval;
 use crate::run::offer::{Offer, UNUSABLE};
-use crate::run::spec::McpEntry;
+use crate::run::spec::{McpEntry, PerTool};
 
 /// The most warnings about tools of one server that cannot be named.
 const UNNAMED_MAX: usize = 10;
+/// How many names of tools that are not there are told of one server.
+const UNSERVED_MAX: usize = 20;
+/// The code of their warnings.
+const UNSERVED: &str = "mcp-tool-not-served";
 
 /// Merges what the servers serve into what the model is offered.
 ///
@@ -27,6 +32,7 @@ pub fn merge(entries: Vec<McpEntry>, catalogs: &[Option<Arc<ServedCatalog>>]) ->
         };
         warnings.extend(missing_tools(entry, catalog));
         warnings.extend(unnamed_tools(entry, catalog));
+        warnings.extend(unserved_names(entry, catalog));
         for served in catalog.tools.iter().filter(|tool| is_wanted(entry, &tool.name)) {
             let tool = bind(entry, index, served);
             match tools.iter_mut().find(|known| known.name == tool.name) {
@@ -57,6 +63,43 @@ fn missing_tools(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
             Warning::mcp(WarningKind::UnsupportedTool, message, None)
         })
         .collect()
+}
+
+/// Tools that a setting of the entry names and the server does not serve: most likely misspelt, and then the setting does not
+/// hold for the tool that was meant.
+fn unserved_names(entry: &McpEntry, catalog: &ServedCatalog) -> Vec<Warning> {
+    let approved = match &entry.require_approval {
+        Some(RequireApproval::Tools(tools)) => tools.as_slice(),
+        Some(RequireApproval::All(_)) | None => &[],
+    };
+    let declared = keys(entry.side_effect_class.as_ref()).chain(keys(entry.own_class.as_ref()));
+    let mut named: Vec<(&str, &String)> = keys(entry.replay.as_ref()).map(|name| ("replay", name)).collect();
+    named.extend(declared.map(|name| ("side_effect_class", name)));
+    named.extend(entry.input_schemas.keys().map(|name| ("input_schemas", name)));
+    named.extend(approved.iter().map(|name| ("require_approval", name)));
+    named.retain(|(_, name)| !catalog.tools.iter().any(|tool| tool.name == **name));
+    named.dedup();
+    let more = named.len().saturating_sub(UNSERVED_MAX);
+    let rest = (more > 0).then(|| {
+        format!("Further settings of MCP server '{}' name {more} tools that it does not serve.", entry.label())
+    });
+    let told = named.iter().take(UNSERVED_MAX).map(|(setting, name)| {
+        let meant = catalog.tools.iter().find(|tool| entry.offered_name(&tool.name) == **name);
+        let hint = meant.map(|tool| format!(" Its own name of it is '{}'.", tool.name)).unwrap_or_default();
+        format!(
+            "MCP server '{}' does not serve the tool '{name}' that `{setting}` names; it holds for no tool.{hint}",
+            entry.label()
+        )
+    });
+    told.chain(rest).map(|message| Warning::mcp(WarningKind::UnsupportedTool, message, Some(UNSERVED))).collect()
+}
+
+fn keys<T>(of: Option<&PerTool<T>>) -> impl Iterator<Item = &String> {
+    let each = of.and_then(|of| match of {
+        PerTool::Each(each) => Some(each.keys()),
+        PerTool::All(_) => None,
+    });
+    each.into_iter().flatten()
 }
 
 /// What is listed and cannot be named cannot be wanted by name either.

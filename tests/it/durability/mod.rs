@@ -7,6 +7,7 @@ mod dice;
 mod failpoints;
 mod judge;
 mod leaving;
+mod lookups;
 mod nodes;
 mod pauses;
 mod questions;

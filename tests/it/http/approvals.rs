@@ -351,7 +351,8 @@ async fn votes_that_cannot_count_are_refused_in_words(database: Database) {
     let unknown = json!({ "approvals": [{ "call_id": "call_9", "decision": "approve" }] });
     server.post("/v1/runs/r/resume", &writer, &unknown).await.problem(409, "no-such-approval");
     let twice = json!({ "approvals": [{ "call_id": "call_1", "decision": "approve" }, { "call_id": "call_1", "decision": "deny" }] });
-    server.post("/v1/runs/r/resume", &writer, &twice).await.problem(409, "already-voted");
+    let problem = server.post("/v1/runs/r/resume", &writer, &twice).await.problem(409, "already-voted");
+    assert_eq!(problem["errors"][0]["pointer"], "/approvals/1/call_id", "{problem:#}");
     decide(&server, "bob", "call_1", json!({ "decision": "maybe" })).await.problem(422, "validation-failed");
     let odd = json!({ "decision": "deny", "arguments": {}, "comment": "x".repeat(4001) });
     let problem = decide(&server, "bob", "call_1", odd).await.problem(422, "validation-failed");

@@ -248,7 +248,12 @@ async fn b023_b024_b091_a_declaration_names_tools_as_the_server_does(database: D
     let mut body = run_on("r", &[], entries);
     body["model"] = model.spec();
     let run = server.settled(&body).await;
-    assert_eq!((&run["reason"], &run["warnings"]), (&json!("tool-reconciliation-required"), &json!([])), "{run}");
+    let code = &run["warnings"][0]["code"];
+    assert_eq!(
+        (&run["reason"], code),
+        (&json!("tool-reconciliation-required"), &json!("mcp-tool-not-served")),
+        "{run}"
+    );
     assert_eq!(model.offered()[0], ["orders_lookup_order", "orders_refund", "billing_refund"]);
     let calls = fake.seen_rpc("tools/call");
     let times = |tool: &str| calls.iter().filter(|seen| name_of(seen) == tool).count();

@@ -11,6 +11,8 @@ use crate::support::world::run_on;
 both_stores! {
     b012_b013_b038_b048_b077_b081_a_resume_that_is_refused_leaves_every_row_as_it_was,
     b042_a_resume_of_a_run_that_has_ended_asks_nobody_and_answers_what_is_stored,
+    a_call_that_was_allowed_before_is_no_fault_of_a_resume_that_comes_again,
+    a_name_in_a_resume_that_decides_nothing_is_a_fault_at_its_place,
     a_resume_tightens_limits_and_never_loosens_them,
     b021_b022_b028_what_was_declared_repeatable_is_frozen_in_its_receipt,
 }
@@ -53,9 +55,10 @@ async fn b012_b013_b038_b048_b077_b081_a_resume_that_is_refused_leaves_every_row
     for nothing in [json!({}), json!({ "binding_id": "2026-11" }), json!({ "on_catalog_change": "accept" })] {
         let said = server.post(RUN, &alice, &nothing).await;
         assert_eq!((said.status.as_u16(), &said.json()["status"]), (200, &json!("suspended")), "{nothing}");
+        assert_eq!(said.json()["notice"]["code"], "nothing-decided", "{nothing}");
     }
     let other = json!({ "retry_tool_call_ids": ["call_9", { "turn": 2, "call_id": "call_1" }] });
-    assert_eq!(server.post(RUN, &root, &other).await.status.as_u16(), 200);
+    server.post(RUN, &root, &other).await.problem(422, "validation-failed");
     server.post(RUN, &root, &with(retry.clone(), json!({ "mcp": [] }))).await.problem(409, "mcp-catalog-changed");
     let dropped = json!({ "mcp": [], "on_catalog_change": "accept" });
     server.post(RUN, &root, &with(retry.clone(), dropped)).await.problem(409, "mcp-catalog-changed");
@@ -101,6 +104,60 @@ async fn b042_a_resume_of_a_run_that_has_ended_asks_nobody_and_answers_what_is_s
         assert_eq!((said.status.as_u16(), said.json()), (200, run.clone()));
     }
     assert_eq!(server.dump().await, before);
+}
+
+async fn a_name_in_a_resume_that_decides_nothing_is_a_fault_at_its_place(database: Database) {
+    let (server, fake) = held(database).await;
+    let root = server.token("acme", "root", "admin");
+    let before = server.dump().await;
+    let told = |problem: &Value| {
+        let errors = problem["errors"].as_array().unwrap().iter();
+        let told = errors.map(|error| (error["pointer"].as_str().unwrap(), error["detail"].as_str().unwrap()));
+        told.map(|(at, detail)| (at.to_owned(), detail.to_owned())).collect::<Vec<_>>()
+    };
+    let body = json!({ "retry_tool_call_ids": ["call_1", "cal_2", { "turn": 2, "call_id": "call_2" }] });
+    let problem = server.post(RUN, &root, &body).await.problem(422, "validation-failed");
+    let faults = told(&problem);
+    let pointers: Vec<_> = faults.iter().map(|(at, _)| at.as_str()).collect();
+    assert_eq!(pointers, ["/retry_tool_call_ids/1", "/retry_tool_call_ids/2"]);
+    assert!(faults[0].1.ends_with("there are: call_1 of turn 1, call_2 of turn 1"), "{faults:?}");
+    for (body, status, code, at) in [
+        (
+            json!({ "retry_tool_call_ids": ["call_1"], "tool_results": [{ "call_id": "call_1", "output": 1 }] }),
+            422,
+            "validation-failed",
+            "/tool_results/0/call_id",
+        ),
+        (
+            json!({ "approvals": [{ "call_id": "call_1", "decision": "approve" }] }),
+            409,
+            "no-such-approval",
+            "/approvals/0/call_id",
+        ),
+    ] {
+        let problem = server.post(RUN, &root, &body).await.problem(status, code);
+        assert_eq!(told(&problem)[0].0, at, "{problem:#}");
+    }
+    assert_eq!((server.dump().await, fake.count("tools/call")), (before, 2), "nothing is decided by halves");
+    // One that is settled is named as what it is; one that was allowed before is no fault.
+    let settle = json!({ "resolution": "complete", "output": {} });
+    let done = server.post("/v1/admin/runs/r/reconciliations/1/call_1", &root, &settle).await;
+    assert!(done.status.is_success(), "{:?}", done.body);
+    let settled = server.post(RUN, &root, &json!({ "retry_tool_call_ids": ["call_1"] })).await;
+    let faults = told(&settled.problem(422, "validation-failed"));
+    assert!(faults[0].1.starts_with("\"call_1\" is completed"), "{faults:?}");
+}
+
+async fn a_call_that_was_allowed_before_is_no_fault_of_a_resume_that_comes_again(database: Database) {
+    let (server, _fake) = held(database).await;
+    let root = server.token("acme", "root", "admin");
+    let body = json!({ "retry_tool_call_ids": ["call_1"] });
+    let first = server.post(RUN, &root, &body).await;
+    let again = server.post(RUN, &root, &body).await;
+    assert_eq!((first.status.as_u16(), again.status.as_u16()), (200, 200));
+    assert_eq!(first.json()["notice"], Value::Null);
+    assert_eq!(again.json()["notice"]["code"], "nothing-decided");
+    assert_eq!(first.json()["revision"], again.json()["revision"]);
 }
 
 async fn a_resume_tightens_limits_and_never_loosens_them(database: Database) {

@@ -1,9 +1,11 @@
 //! Entries of a run that name a registered server.
 
-use http::Method;
+use axum::body::Body;
+use http::{HeaderValue, Method};
 use serde_json::{Value, json};
 
 use super::{Site, calling, pointers};
+use crate::http::harness::request;
 use crate::support::database::{Database, both_stores};
 use crate::support::fake_mcp::{FakeMcp, Reply, tool};
 
@@ -31,6 +33,72 @@ async fn by_name(database: Database) {
         assert_eq!((seen.headers["x-api-key"].as_str(), seen.headers["x-team"].as_str()), ("s3cret-value", "a"));
     }
     assert_eq!((fake.count("initialize"), fake.count("tools/call")), (1, 2), "a stored secret's connection is shared");
+}
+
+#[tokio::test]
+async fn a_setting_that_names_a_tool_which_is_not_served_is_a_warning() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    fake.serve(vec![tool("charge"), tool("look")]);
+    let misspelt = json!({
+        "url": fake.url(), "namespace": "till", "replay": { "lok": "idempotent", "look": "idempotent" },
+        "side_effect_class": { "till_charge": "irreversible_action" }, "input_schemas": { "chrage": { "type": "object" } },
+        "require_approval": ["charg"],
+    });
+    let run = site.settled(&calling(&["till_charge"], json!([misspelt]))).await;
+    assert_eq!(run["status"], "completed", "a warning fails nothing: {run}");
+    let warnings = |of: &Value| -> Vec<String> {
+        let of = of["warnings"].as_array().unwrap().iter().filter(|warning| warning["code"] == "mcp-tool-not-served");
+        of.map(|warning| warning["message"].as_str().unwrap().to_owned()).collect()
+    };
+    let told = warnings(&run);
+    for named in [
+        "'lok' that `replay`",
+        "'till_charge' that `side_effect_class`",
+        "'chrage' that `input_schemas`",
+        "'charg' that `require_approval`",
+    ] {
+        assert_eq!(told.iter().filter(|message| message.contains(named)).count(), 1, "{named}: {told:?}");
+    }
+    assert_eq!(told.len(), 4, "{told:?}");
+    assert!(told.iter().any(|message| message.ends_with("Its own name of it is 'charge'.")), "{told:?}");
+    // A probe of a registered server says the same.
+    site.put_server("orders", json!({ "url": fake.url(), "require_approval": ["charg"] })).await;
+    let probe = site.send(Method::POST, "/v1/mcp-servers/orders/probe", &Value::Null).await.json();
+    assert_eq!(warnings(&probe).len(), 1, "{probe}");
+    let run = site.settled(&calling(&["look"], json!([{ "server": "orders", "require_approval": ["lok"] }]))).await;
+    assert_eq!((&run["status"], warnings(&run).len()), (&json!("completed"), 2), "{run}");
+}
+
+/// In YAML a list with nothing after the colon is null: somebody meant a rule.
+#[tokio::test]
+async fn a_rule_that_says_nothing_is_refused_with_its_place() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    let mut run = calling(
+        &["charge"],
+        json!([{ "url": fake.url(), "tools": null, "require_approval": null, "input_schemas": null }]),
+    );
+    run["policies"] = Value::Null;
+    run["limits"] = Value::Null;
+    let answer = site.send(Method::POST, "/v1/runs", &run).await;
+    let want = ["/limits", "/mcp/0/input_schemas", "/mcp/0/require_approval", "/mcp/0/tools", "/policies"];
+    assert_eq!(pointers(&answer), want);
+    run["policies"] = json!([{ "name": "review", "action": "require_approval", "when": null, "approval": { "approvers": { "scopes": null } } }]);
+    run["tools"] = json!([{ "name": "pay", "executor": { "type": "client" }, "require_approval": null }]);
+    let at = pointers(&site.send(Method::POST, "/v1/runs", &run).await);
+    for pointer in ["/policies/0/when", "/policies/0/approval/approvers/scopes", "/tools/0/require_approval"] {
+        assert!(at.iter().any(|at| at == pointer), "{pointer}: {at:?}");
+    }
+    let registered = json!({ "url": fake.url(), "policies": null, "side_effect_class": null });
+    let answer = site.send(Method::PUT, "/v1/mcp-servers/orders", &registered).await;
+    assert_eq!(pointers(&answer), ["/policies", "/side_effect_class"]);
+    let yaml = "model: {provider: scripted, name: demo, script: [{text: Hi}]}\npolicies:\nlimits:\nmcp:\n  - url: https://a.example\n    require_approval:\n";
+    let path = "/v1/agents/billing/charger/versions/1.0.0";
+    let mut put = request(Method::PUT, path, &site.admin, &[], Body::from(yaml));
+    put.headers_mut().insert("content-type", HeaderValue::from_static("application/yaml"));
+    let at = pointers(&site.server.send(put).await);
+    assert_eq!(at, ["/limits", "/mcp/0/require_approval", "/policies"]);
 }
 
 /// A server of the newer era that asks one question of a call.

@@ -485,7 +485,7 @@ impl RegistryStore for FlakyStore {
         tenant: &TenantId,
         name: &str,
     ) -> Result<Option<(RegisteredServer, Option<StoredSecret>)>, StoreError> {
-        self.store.server_fetch(tenant, name).await
+        self.write("server_fetch", self.store.server_fetch(tenant, name)).await
     }
 
     async fn server_list(
