@@ -39,7 +39,7 @@ impl Commands {
     /// Gives results of a run's client. They are stored when this answers; the last one sets the run going.
     ///
     /// # Errors
-    /// `Invalid`, `NotFound`, `Store`; `Refused` at its place when a call does not wait for a result, or had another one;
+    /// `Invalid`, `NotFound`, `CallNotFound`, `Store`; `Refused` at its place when a call does not wait for a result, or had another one;
     /// `Contended` when the owner did not read them in time, though it may still.
     pub async fn give_results(
         self: &Arc<Self>,
@@ -126,9 +126,7 @@ impl Commands {
                 None => earlier().await?,
             };
             let Some(call) = call.filter(|call| call.backend() == Some(Backend::Client)) else {
-                let mut faults = Faults::default();
-                faults.add(format!("{at}/{index}/call_id"), "names no call that the run's client carries out");
-                return Err(faults.into());
+                return Err(CommandError::CallNotFound.at(format!("{at}/{index}/call_id")));
             };
             let answer = self.fitting(asker, &envelope.binding, &call, answer).await?;
             if call.is_with_client() {

@@ -39,16 +39,21 @@ pub enum Resumed {
 }
 
 impl Commands {
-    /// Resumes a run that waits.
+    /// Resumes a run that waits. Beside what became of it: names of `retry_tool_call_ids` that decided nothing, and why.
     ///
     /// # Errors
     /// `Invalid`, `NotFound`, `Refused`, `Unreachable`, `Store`, `Contended`; the run is then untouched.
-    pub async fn resume(&self, asker: &Asker, id: &RunId, request: ResumeRun) -> Result<Resumed, CommandError> {
+    pub async fn resume(
+        &self,
+        asker: &Asker,
+        id: &RunId,
+        request: ResumeRun,
+    ) -> Result<(Resumed, Vec<String>), CommandError> {
         let (entries, retry) = self.check_resume(asker, &request).await?;
         for _ in 0..DECIDE_TRIES {
             let view = self.view(asker, id).await?;
             if view.head.status.is_terminal() {
-                return Ok(Resumed::Terminal);
+                return Ok((Resumed::Terminal, Vec::new()));
             }
             if let Status::Queued | Status::Running = view.head.status {
                 return Err(Refusal::RunActive.into());
@@ -66,7 +71,7 @@ impl Commands {
             }
             let limits = request.limits.clone().map(|limits| tighter(limits, &view)).transpose()?;
             let Loaded { mut envelope, fence, .. } = self.load(asker, view.uid).await?;
-            check_retries(&envelope, &retry)?;
+            let passed_over = passed_over(&envelope, &retry)?;
             let given = request.tool_results.as_deref().unwrap_or_default();
             let results = self.results_of(asker, &envelope, given, "/tool_results").await?;
             let votes = self.votes(asker, &envelope, request.approvals.as_deref().unwrap_or_default()).await?;
@@ -83,9 +88,9 @@ impl Commands {
             };
             let commit = match apply(&mut envelope, Fact::Resumed(Box::new(resume)), self.clock.now()) {
                 Ok(commit) => commit,
-                Err(Refusal::NothingDecided) => return Ok(Resumed::Unchanged),
+                Err(Refusal::NothingDecided) => return Ok((Resumed::Unchanged, passed_over)),
                 // It ended between the two looks.
-                Err(Refusal::RunTerminal) => return Ok(Resumed::Terminal),
+                Err(Refusal::RunTerminal) => return Ok((Resumed::Terminal, Vec::new())),
                 Err(refusal) => return Err(self.placed(refusal, &envelope, &votes)),
             };
             let mut audit = self.retries(asker, id, &commit);
@@ -93,9 +98,9 @@ impl Commands {
             if self.decide(asker, envelope.uid, fence, &commit, &audit).await? {
                 if envelope.head.status == Status::Queued {
                     self.executor.wake();
-                    return Ok(Resumed::Queued);
+                    return Ok((Resumed::Queued, passed_over));
                 }
-                return Ok(Resumed::Suspended);
+                return Ok((Resumed::Suspended, passed_over));
             }
         }
         Err(CommandError::Contended)
@@ -258,28 +263,36 @@ fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandErro
     Ok(limits)
 }
 
-/// Each call that is named for one more attempt is one that nobody knows the outcome of: a name that decides nothing is
-/// most likely misspelt. One that was allowed before, by this very request perhaps, is no fault.
-fn check_retries(envelope: &Envelope, retry: &[CallRef]) -> Result<(), CommandError> {
+/// What is said of names that fit no call whose outcome nobody knows: most likely they are misspelt. They decide nothing,
+/// and are no fault. One that was allowed before, by this very request perhaps, is passed over without a word.
+///
+/// # Errors
+/// `Invalid` for names that fit several.
+fn passed_over(envelope: &Envelope, retry: &[CallRef]) -> Result<Vec<String>, CommandError> {
     let fits = |named: &CallRef, call: &Call| {
         named.call_id == call.call_id && named.turn.is_none_or(|turn| turn == call.key.turn)
     };
-    let allowed = |call: &Call| matches!(call.stage, Stage::Indeterminate { .. });
-    let mut faults = Faults::default();
+    let (mut faults, mut said) = (Faults::default(), Vec::new());
     for (index, named) in retry.iter().enumerate() {
         let label = named.call_id.as_str();
-        let detail = match envelope.undecided().filter(|call| fits(named, call)).count() {
-            1 => continue,
+        match envelope.undecided().filter(|call| fits(named, call)).count() {
+            1 => {}
             0 => match envelope.calls.iter().find(|call| fits(named, call)) {
-                Some(call) if allowed(call) => continue,
-                Some(call) => format!("{label:?} is {}, and no call whose outcome nobody knows", call.stage.code()),
-                None => format!("{label:?} names no call whose outcome nobody knows; {}", undecided(envelope)),
+                Some(call) if matches!(call.stage, Stage::Indeterminate { .. }) => {}
+                Some(call) => said.push(format!("{label:?} is {}", call.stage.code())),
+                None => said.push(format!(
+                    "{label:?} names no call of this turn whose outcome nobody knows; {}",
+                    undecided(envelope)
+                )),
             },
-            _ => format!("{label:?} names several undecided calls: give {{\"turn\", \"call_id\"}}"),
-        };
-        faults.add(format!("/retry_tool_call_ids/{index}"), detail);
+            _ => {
+                let detail = format!("{label:?} names several undecided calls: give {{\"turn\", \"call_id\"}}");
+                faults.add(format!("/retry_tool_call_ids/{index}"), detail);
+            }
+        }
     }
-    faults.finish()
+    said.truncate(NAMED_MAX);
+    faults.finish().map(|()| said)
 }
 
 /// Which calls could be named.

@@ -13,7 +13,7 @@ use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{Query, encode};
 use super::readers::Reading;
-use super::views::{Run, RunPage};
+use super::views::{Notice, Run, RunPage};
 use super::{events, links, wait};
 use crate::auth::{Caller, Scope};
 use crate::commands::{CreateRun, ResumeRun, Resumed};
@@ -68,7 +68,7 @@ pub(super) async fn run_create(
     let view = fetch(&api, &caller, &created.id).await?;
     let mut response = match reading {
         Some(reading) => events::stream_of(&api, &caller, &view, 0, reading),
-        None => settled(&api, &caller, view, &headers).await?,
+        None => settled(&api, &caller, view, &headers, None).await?,
     };
     *response.status_mut() = StatusCode::CREATED;
     mark_created(&mut response, &created.id, created.replayed);
@@ -183,12 +183,17 @@ pub(super) async fn run_resume(
         need(&caller, Scope::ApprovalsDecide)?;
     }
     let resumed = api.commands.resume(&asker(&caller), &id, body.value).await;
-    let resumed = resumed.map_err(|error| ApiError::Command(error, Some(id.clone())))?;
+    let (resumed, passed_over) = resumed.map_err(|error| ApiError::Command(error, Some(id.clone())))?;
     let view = fetch(&api, &caller, &id).await?;
     match resumed {
-        Resumed::Terminal | Resumed::Suspended => Ok(Json(Run::of(&api, &caller.tenant, view)).into_response()),
-        Resumed::Unchanged => Ok(Json(Run::of(&api, &caller.tenant, view).undecided()).into_response()),
-        Resumed::Queued => Ok(accepted(settled(&api, &caller, view, &headers).await?)),
+        Resumed::Terminal | Resumed::Suspended | Resumed::Unchanged => {
+            let notice = Notice::of_resume(resumed == Resumed::Unchanged, &passed_over);
+            Ok(Json(Run::of(&api, &caller.tenant, view).noticed(notice)).into_response())
+        }
+        Resumed::Queued => {
+            let notice = Notice::of_resume(false, &passed_over);
+            Ok(accepted(settled(&api, &caller, view, &headers, notice).await?))
+        }
     }
 }
 
@@ -213,7 +218,7 @@ pub(super) async fn run_cancel(
     let cancelled = api.commands.cancel(&asker(&caller), &id).await;
     cancelled.map_err(|error| ApiError::Command(error, Some(id.clone())))?;
     let view = fetch(&api, &caller, &id).await?;
-    Ok(accepted(settled(&api, &caller, view, &headers).await?))
+    Ok(accepted(settled(&api, &caller, view, &headers, None).await?))
 }
 
 /// Delete a run that has ended, with everything that was kept of it.
@@ -241,8 +246,14 @@ pub(super) async fn fetch(api: &Api, caller: &Caller, id: &RunId) -> Result<RunV
 }
 
 /// The run as it stands, or as it stands after the wait that the caller prefers.
-async fn settled(api: &Api, caller: &Caller, view: RunView, headers: &HeaderMap) -> Result<Response, ApiError> {
-    let shown = |view| Json(Run::of(api, &caller.tenant, view)).into_response();
+async fn settled(
+    api: &Api,
+    caller: &Caller,
+    view: RunView,
+    headers: &HeaderMap,
+    notice: Option<Notice>,
+) -> Result<Response, ApiError> {
+    let shown = |view| Json(Run::of(api, &caller.tenant, view).noticed(notice)).into_response();
     let Some(wait) = headers::wait(headers) else { return Ok(shown(view)) };
     let view = wait::until_settled(api, caller, view, wait).await?;
     let mut response = shown(view);

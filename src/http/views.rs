@@ -69,7 +69,7 @@ pub(super) struct Run {
     finished_at: Option<Timestamp>,
     /// Requests that resolve what it waits for.
     links: Vec<Link>,
-    /// In the answer of a resume that decided nothing: that it did not.
+    /// In the answer of a resume that decided nothing, or less than it says.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     notice: Option<Notice>,
@@ -78,7 +78,7 @@ pub(super) struct Run {
 /// What the request came to, where the run itself does not show it.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(super) struct Notice {
-    /// For programs: `nothing-decided`.
+    /// For programs: `nothing-decided`, `calls-passed-over`.
     code: &'static str,
     /// For people.
     message: String,
@@ -187,13 +187,25 @@ impl Run {
         }
     }
 
-    /// The same, as the answer to a resume that left it as it was.
-    pub(super) fn undecided(self) -> Self {
-        let reason = self.reason.unwrap_or_default();
-        let message = format!(
-            "The request decides nothing, and nothing of it is kept: the run still waits ({reason}). `pending` says for what, `links` how to decide it."
-        );
-        Self { notice: Some(Notice { code: "nothing-decided", message }), ..self }
+    /// The same, with what the request came to.
+    pub(super) fn noticed(self, notice: Option<Notice>) -> Self {
+        Self { notice, ..self }
+    }
+}
+
+impl Notice {
+    /// Of a resume that left the run as it was, or named calls for another attempt that it could not allow.
+    pub(super) fn of_resume(is_unchanged: bool, passed_over: &[String]) -> Option<Self> {
+        let (code, says) = match (is_unchanged, passed_over) {
+            (false, []) => return None,
+            (true, _) => (
+                "nothing-decided",
+                "The request decides nothing, and nothing of it is kept. `pending` says what the run waits for, `links` how to decide it.",
+            ),
+            (false, _) => ("calls-passed-over", "Some names of the request allow nothing."),
+        };
+        let message = std::iter::once(says).chain(passed_over.iter().map(String::as_str)).collect::<Vec<_>>().join(" ");
+        Some(Self { code, message })
     }
 }
 

@@ -12,7 +12,7 @@ both_stores! {
     b012_b013_b038_b048_b077_b081_a_resume_that_is_refused_leaves_every_row_as_it_was,
     b042_a_resume_of_a_run_that_has_ended_asks_nobody_and_answers_what_is_stored,
     a_call_that_was_allowed_before_is_no_fault_of_a_resume_that_comes_again,
-    a_name_in_a_resume_that_decides_nothing_is_a_fault_at_its_place,
+    a_name_in_a_resume_that_decides_nothing_is_said,
     a_resume_tightens_limits_and_never_loosens_them,
     b021_b022_b028_what_was_declared_repeatable_is_frozen_in_its_receipt,
 }
@@ -58,7 +58,8 @@ async fn b012_b013_b038_b048_b077_b081_a_resume_that_is_refused_leaves_every_row
         assert_eq!(said.json()["notice"]["code"], "nothing-decided", "{nothing}");
     }
     let other = json!({ "retry_tool_call_ids": ["call_9", { "turn": 2, "call_id": "call_1" }] });
-    server.post(RUN, &root, &other).await.problem(422, "validation-failed");
+    let said = server.post(RUN, &root, &other).await;
+    assert_eq!((said.status.as_u16(), &said.json()["notice"]["code"]), (200, &json!("nothing-decided")));
     server.post(RUN, &root, &with(retry.clone(), json!({ "mcp": [] }))).await.problem(409, "mcp-catalog-changed");
     let dropped = json!({ "mcp": [], "on_catalog_change": "accept" });
     server.post(RUN, &root, &with(retry.clone(), dropped)).await.problem(409, "mcp-catalog-changed");
@@ -106,46 +107,33 @@ async fn b042_a_resume_of_a_run_that_has_ended_asks_nobody_and_answers_what_is_s
     assert_eq!(server.dump().await, before);
 }
 
-async fn a_name_in_a_resume_that_decides_nothing_is_a_fault_at_its_place(database: Database) {
+async fn a_name_in_a_resume_that_decides_nothing_is_said(database: Database) {
     let (server, fake) = held(database).await;
     let root = server.token("acme", "root", "admin");
     let before = server.dump().await;
-    let told = |problem: &Value| {
-        let errors = problem["errors"].as_array().unwrap().iter();
-        let told = errors.map(|error| (error["pointer"].as_str().unwrap(), error["detail"].as_str().unwrap()));
-        told.map(|(at, detail)| (at.to_owned(), detail.to_owned())).collect::<Vec<_>>()
-    };
-    let body = json!({ "retry_tool_call_ids": ["call_1", "cal_2", { "turn": 2, "call_id": "call_2" }] });
-    let problem = server.post(RUN, &root, &body).await.problem(422, "validation-failed");
-    let faults = told(&problem);
-    let pointers: Vec<_> = faults.iter().map(|(at, _)| at.as_str()).collect();
-    assert_eq!(pointers, ["/retry_tool_call_ids/1", "/retry_tool_call_ids/2"]);
-    assert!(faults[0].1.ends_with("there are: call_1 of turn 1, call_2 of turn 1"), "{faults:?}");
-    for (body, status, code, at) in [
-        (
-            json!({ "retry_tool_call_ids": ["call_1"], "tool_results": [{ "call_id": "call_1", "output": 1 }] }),
-            422,
-            "validation-failed",
-            "/tool_results/0/call_id",
-        ),
-        (
-            json!({ "approvals": [{ "call_id": "call_1", "decision": "approve" }] }),
-            409,
-            "no-such-approval",
-            "/approvals/0/call_id",
-        ),
+    let body = json!({ "retry_tool_call_ids": ["cal_2", { "turn": 2, "call_id": "call_2" }] });
+    let said = server.post(RUN, &root, &body).await;
+    let message = said.json()["notice"]["message"].as_str().unwrap().to_owned();
+    assert_eq!((said.status.as_u16(), &said.json()["notice"]["code"]), (200, &json!("nothing-decided")));
+    assert!(message.contains("\"cal_2\" names no call"), "{message}");
+    assert!(message.ends_with("there are: call_1 of turn 1, call_2 of turn 1"), "{message}");
+    for (list, item, status, code) in [
+        ("tool_results", json!({ "call_id": "call_1", "output": 1 }), 404, "not-found"),
+        ("approvals", json!({ "call_id": "call_1", "decision": "approve" }), 409, "no-such-approval"),
     ] {
+        let body = json!({ "retry_tool_call_ids": ["call_1"], list: [item] });
         let problem = server.post(RUN, &root, &body).await.problem(status, code);
-        assert_eq!(told(&problem)[0].0, at, "{problem:#}");
+        assert_eq!(problem["errors"][0]["pointer"], format!("/{list}/0/call_id"), "{problem:#}");
     }
     assert_eq!((server.dump().await, fake.count("tools/call")), (before, 2), "nothing is decided by halves");
-    // One that is settled is named as what it is; one that was allowed before is no fault.
+    // One that is settled is named as what it is; what can be allowed beside it is.
     let settle = json!({ "resolution": "complete", "output": {} });
     let done = server.post("/v1/admin/runs/r/reconciliations/1/call_1", &root, &settle).await;
     assert!(done.status.is_success(), "{:?}", done.body);
-    let settled = server.post(RUN, &root, &json!({ "retry_tool_call_ids": ["call_1"] })).await;
-    let faults = told(&settled.problem(422, "validation-failed"));
-    assert!(faults[0].1.starts_with("\"call_1\" is completed"), "{faults:?}");
+    let both = server.post(RUN, &root, &json!({ "retry_tool_call_ids": ["call_1", "call_2"] })).await;
+    assert_eq!((both.status.as_u16(), &both.json()["notice"]["code"]), (202, &json!("calls-passed-over")));
+    let message = both.json()["notice"]["message"].as_str().unwrap().to_owned();
+    assert!(message.ends_with("\"call_1\" is completed"), "{message}");
 }
 
 async fn a_call_that_was_allowed_before_is_no_fault_of_a_resume_that_comes_again(database: Database) {

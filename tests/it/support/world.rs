@@ -82,7 +82,7 @@ impl World {
 
     pub(crate) async fn resume(&self, id: &str, body: Value) -> Result<Resumed, CommandError> {
         let request: ResumeRun = serde_json::from_value(body).unwrap();
-        self.app.commands.resume(&asker(), &run_id(id), request).await
+        self.app.commands.resume(&asker(), &run_id(id), request).await.map(|(resumed, _)| resumed)
     }
 
     pub(crate) async fn cancel(&self, id: &str) -> Result<(), CommandError> {

@@ -49,7 +49,7 @@ async fn b105_the_run_waits_for_its_client_and_goes_on_with_the_last_result(data
     problem(&server, "/v1/runs/p/tool-results", &other, 409, "result-not-awaited").await;
     assert_eq!(receipt(&server, "p", "call_1").await["stage"], "executing", "none of a refused request is kept");
     let unknown = json!({ "results": [{ "call_id": "call_9", "output": 1 }] });
-    problem(&server, "/v1/runs/p/tool-results", &unknown, 422, "validation-failed").await;
+    problem(&server, "/v1/runs/p/tool-results", &unknown, 404, "not-found").await;
     let wrong = json!({ "results": [{ "call_id": "call_1" }] });
     problem(&server, "/v1/runs/p/tool-results", &wrong, 422, "validation-failed").await;
     let last =
@@ -147,7 +147,7 @@ async fn b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label(
     let again = server.post(path, &paid(Some(1), "paid"), 200).await;
     assert_eq!(again["pending"]["client_tools"][0]["turn"], 2, "{again}");
     problem(&server, path, &paid(Some(1), "other"), 409, "result-not-awaited").await;
-    problem(&server, path, &paid(Some(7), "paid"), 422, "validation-failed").await;
+    problem(&server, path, &paid(Some(7), "paid"), 404, "not-found").await;
     server.post(path, &paid(Some(2), "paid"), 200).await;
     assert_eq!(server.rested("twice").await["status"], "completed");
 }
