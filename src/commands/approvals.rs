@@ -56,7 +56,7 @@ impl Commands {
 
     async fn until_voted(&self, asker: &Asker, id: Uuid, request: &DecideApproval) -> Result<Approval, CommandError> {
         let deadline = Instant::now() + self.allow.owner_time;
-        let mut left = false;
+        let mut left = None;
         while Instant::now() < deadline {
             let KeptApproval { uid, approval, is_due } = self.approval(asker, id).await?;
             if is_due {
@@ -64,7 +64,7 @@ impl Commands {
                 continue;
             }
             let counted = approval.votes.iter().any(|vote| vote.actor == asker.actor.as_str());
-            if left && counted {
+            if left.is_some() && counted {
                 return Ok(approval);
             }
             if approval.status != ApprovalStatus::Pending {
@@ -73,12 +73,27 @@ impl Commands {
             self.check_token(asker, request.token.as_deref(), &approval)?;
             let mut changes = self.hub.subscribe(&asker.tenant, uid);
             let loaded = self.load(asker, uid).await?;
+            match loaded.envelope.head.state.approvals.find(id) {
+                // It was decided, or this vote counted, between the two looks.
+                None => continue,
+                Some(open) if left.is_some() && open.has_voted(&asker.actor) => continue,
+                // Other arguments came before it, or after it was counted: it is about these no more. A denial is.
+                Some(open) if left.is_some_and(|round| round != open.round) => {
+                    if request.decision == Verdict::Approve {
+                        return Err(Refusal::ApprovalChanged.into());
+                    }
+                    left = None;
+                }
+                Some(_) => {}
+            }
             let (cast, ruling) = self.cast(asker, &loaded.envelope, &approval, request, "").await?;
             if !loaded.owned {
-                if self.apply_vote(asker, loaded, &approval, cast, ruling).await? {
+                // Its row of the audit stands since it was left.
+                let with_audit = left.is_none();
+                if self.apply_vote(asker, loaded, &approval, (cast, ruling), with_audit).await? {
                     return Ok(self.approval(asker, id).await?.approval);
                 }
-            } else if left {
+            } else if left.is_some() {
                 tokio::select! {
                     _ = changes.next() => {}
                     () = sleep(LOOK_EVERY) => {}
@@ -96,25 +111,25 @@ impl Commands {
         asker: &Asker,
         loaded: Loaded,
         approval: &Approval,
-        cast: CastVote,
-        ruling: Option<Ruling>,
+        (cast, ruling): (CastVote, Option<Ruling>),
+        with_audit: bool,
     ) -> Result<bool, CommandError> {
         let Loaded { mut envelope, fence, .. } = loaded;
-        let audit = self.vote_row(asker, approval, &cast);
+        let audit = with_audit.then(|| self.vote_row(asker, approval, &cast));
         let fact = Fact::Voted { cast: Box::new(cast), ruling: ruling.map(Box::new) };
         let commit = match apply(&mut envelope, fact, self.clock.now()) {
             // It was decided between the two looks.
             Err(Refusal::AlreadyDecided(_) | Refusal::RunTerminal) => return Ok(false),
             voted => voted?,
         };
-        let decided = self.decide(asker, envelope.uid, fence, &commit, &[audit]).await?;
+        let decided = self.decide(asker, envelope.uid, fence, &commit, audit.as_slice()).await?;
         if decided && envelope.head.status == Status::Queued {
             self.executor.wake();
         }
         Ok(decided)
     }
 
-    /// Leaves a vote with the node that owns the run; `false`: look again.
+    /// Leaves a vote with the node that owns the run, and answers for which round of arguments; `None`: look again.
     async fn leave_vote(
         &self,
         asker: &Asker,
@@ -122,20 +137,20 @@ impl Commands {
         approval: &Approval,
         cast: CastVote,
         ruling: Option<Ruling>,
-    ) -> Result<bool, CommandError> {
-        let (uid, audit) = (envelope.uid, self.vote_row(asker, approval, &cast));
+    ) -> Result<Option<u32>, CommandError> {
+        let (uid, round, audit) = (envelope.uid, cast.round, self.vote_row(asker, approval, &cast));
         // Tried on what is stored: what the owner would refuse is refused here, where somebody hears it.
         let fact = Fact::Voted { cast: Box::new(cast.clone()), ruling: ruling.map(Box::new) };
         match apply(&mut envelope, fact, self.clock.now()) {
-            Err(Refusal::AlreadyDecided(_) | Refusal::RunTerminal) => return Ok(false),
+            Err(Refusal::AlreadyDecided(_) | Refusal::RunTerminal) => return Ok(None),
             voted => voted?,
         };
         match self.store.vote_leave(&asker.tenant, uid, &LeftVote::Cast(Box::new(cast)), &audit).await? {
             Left::Kept => {
                 self.executor.attend(&asker.tenant, uid);
-                Ok(true)
+                Ok(Some(round))
             }
-            Left::NotOwned => Ok(false),
+            Left::NotOwned => Ok(None),
             Left::Decided => Err(Refusal::AlreadyVoted.into()),
         }
     }
@@ -187,6 +202,7 @@ impl Commands {
             // The token was checked against the approval as it stands.
             read: request.token.is_some().then(|| approval.input_digest.clone()),
             arguments: given,
+            round: open.map_or(0, |open| open.round),
         };
         Ok((cast, ruling))
     }

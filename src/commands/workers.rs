@@ -101,7 +101,7 @@ impl Commands {
         let mut work = self.store.hints().work();
         loop {
             work.mark_unchanged();
-            self.store.tools_seen(&asker.tenant, &claiming.asked).await?;
+            self.store.tools_seen(&asker.tenant, &claiming.asked, millis(self.workers.queue_wait)).await?;
             let calls = self.claim_once(&claiming).await?;
             let now = Instant::now();
             if !calls.is_empty() || !cancelled.is_empty() || now >= deadline {

@@ -11,7 +11,7 @@ use super::outcome::{Cause, ToolError};
 use super::policy::{Judged, Trigger, Trouble};
 use super::spec::SideEffectClass;
 use super::time::Timestamp;
-use super::untaken::trigger_of;
+use super::untaken::{Untaken, trigger_of};
 
 /// How often one call may be sent again by itself, the first time included.
 pub const MAX_ATTEMPTS: u32 = 3;
@@ -233,6 +233,11 @@ impl Call {
     /// Whether workers may take it.
     pub const fn is_offered(&self) -> bool {
         self.handing.offered_at.is_some() && matches!(self.stage, Stage::Pending | Stage::Indeterminate { .. })
+    }
+
+    /// Whether rules let it wait on where this is why no worker has it.
+    pub fn outwaits(&self, untaken: &Untaken) -> bool {
+        untaken.trigger().and_then(|trigger| self.judged.on_trouble(trigger)) == Some(&Trouble::Retry)
     }
 
     /// Whether the run's client was told of it and has not given its result.

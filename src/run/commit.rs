@@ -2,7 +2,7 @@
 
 use super::approval::Approval;
 use super::binding::Binding;
-use super::call::Call;
+use super::call::{Backend, Call};
 use super::envelope::Head;
 use super::event::Event;
 use super::ids::CallKey;
@@ -46,8 +46,10 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// Whether workers may take a call that they may not have known of before.
+    /// Whether workers may take a call that they could not take before: it is on offer, or one of them has room again.
     pub fn offers(&self) -> bool {
-        self.calls_made.iter().chain(&self.calls_moved).any(Call::is_offered)
+        let ended = |call: &Call| call.backend() == Some(Backend::Worker) && !call.is_with_worker();
+        self.calls_made.iter().any(Call::is_offered)
+            || self.calls_moved.iter().any(|call| call.is_offered() || ended(call))
     }
 }

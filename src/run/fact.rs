@@ -170,6 +170,9 @@ pub struct CastVote {
     /// Other arguments than those that were voted on so far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arguments: Option<Value>,
+    /// How often the arguments had been changed when it was cast.
+    #[serde(default)]
+    pub round: u32,
 }
 
 /// What was left about an approval with the owner of its run.
@@ -196,6 +199,14 @@ impl LeftVote {
         match self {
             Self::Cast(cast) => cast.voter.actor.as_str(),
             Self::Expired(_) => TIMEOUT_ACTOR,
+        }
+    }
+
+    /// The round of its approval that it belongs to; a deadline is for all of them.
+    pub fn round(&self) -> u32 {
+        match self {
+            Self::Cast(cast) => cast.round,
+            Self::Expired(_) => 0,
         }
     }
 }

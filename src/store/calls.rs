@@ -13,6 +13,7 @@ use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::policy::Judged;
 use crate::run::time::Timestamp;
+use crate::run::untaken::Untaken;
 
 /// A call without its arguments and its result.
 #[derive(Serialize, Deserialize)]
@@ -83,6 +84,8 @@ pub(super) struct FetchPlace {
     pub(super) tool: Option<String>,
     /// While it is on offer: for how many milliseconds it is.
     pub(super) offered_for: Option<i64>,
+    /// While it is on offer: what rules let it wait through, as the column says it.
+    pub(super) outwaits: Option<i64>,
     /// While a worker has it: the hand-out.
     pub(super) lease: Option<String>,
 }
@@ -101,6 +104,10 @@ impl FetchPlace {
         Self {
             tool: Some(tool),
             offered_for: offered_at.map(|since| now.millis_since(since)),
+            outwaits: offered_at.map(|_| {
+                i64::from(call.outwaits(&Untaken::NoHandler))
+                    + 2 * i64::from(call.outwaits(&Untaken::CapacityExhausted))
+            }),
             lease: lease.map(|lease| lease.id.clone()),
         }
     }

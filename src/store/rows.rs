@@ -102,6 +102,8 @@ pub struct CommitRows {
     pub(super) status: &'static str,
     pub(super) reason: Option<&'static str>,
     pub(super) terminal: bool,
+    /// Whether workers may take a call that they could not take before.
+    pub(super) offers: bool,
     pub(super) last_seq: i64,
     pub(super) attempt: i64,
     pub(super) crashes: i64,
@@ -137,6 +139,7 @@ impl CommitRows {
             status: head.status.code(),
             reason: head.status.reason(),
             terminal: head.status.is_terminal(),
+            offers: commit.offers(),
             last_seq: head.last_seq,
             attempt: head.attempt.into(),
             crashes: head.crashes.into(),
@@ -183,11 +186,6 @@ impl CommitRows {
             self.due_in = Some(0);
         }
         self
-    }
-
-    /// Whether workers may take a call that they may not have known of before.
-    pub(super) fn offers(&self) -> bool {
-        self.calls.iter().any(|call| call.place.offered_for.is_some())
     }
 
     /// How many rows it writes.

@@ -92,8 +92,8 @@ pub struct Behind {
 /// What workers need of the store.
 #[async_trait]
 pub trait WorkerStore: Send + Sync {
-    /// Notes that somebody asks for calls of these tools.
-    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError>;
+    /// Notes that somebody asks for calls of these tools. Where nobody did for longer than `pause_ms`, they are served anew.
+    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked], pause_ms: i64) -> Result<(), StoreError>;
     /// Sets calls on offer aside for a worker, the oldest of each tool first, at most `most` in all; nobody else gets them
     /// until the lease ends or `reservation_drop`. No call is given twice, however many ask at once.
     async fn call_reserve(
@@ -122,6 +122,8 @@ pub trait WorkerStore: Send + Sync {
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError>;
     /// Takes back what was left, unless the owner has read it.
     async fn fact_withdraw(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<(), StoreError>;
-    /// Calls whose lease has ended, and calls that are on offer for too long or behind too many others.
+    /// Calls whose lease has ended, and calls that are on offer for too long or behind too many others, but for those that
+    /// rules let wait on. One that outwaits that nobody serves its tool waits for room from when somebody does. Of each tenant the longest behind first, and of
+    /// all tenants in turns.
     async fn behind_list(&self, behind: Behind) -> Result<Vec<(TenantId, RunUid, Fetched)>, StoreError>;
 }

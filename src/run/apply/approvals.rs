@@ -57,7 +57,7 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
         created_at: draft.now,
         decided_at: None,
     };
-    open(draft, OpenApproval { call: key, subject, requirement, approval, is_changed: false });
+    open(draft, OpenApproval { call: key, subject, requirement, approval, is_changed: false, round: 0 });
 }
 
 pub(super) fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
@@ -116,7 +116,7 @@ fn by_timeout(draft: &mut Draft<'_>, mut open: OpenApproval, verdict: Verdict) {
 }
 
 fn escalate(draft: &mut Draft<'_>, mut late: OpenApproval, next: Requirement) {
-    let (call, subject, is_changed) = (late.call, late.subject.clone(), late.is_changed);
+    let (call, subject, is_changed, round) = (late.call, late.subject.clone(), late.is_changed, late.round);
     let mut approval = Approval {
         status: ApprovalStatus::Pending,
         votes: Vec::new(),
@@ -127,7 +127,7 @@ fn escalate(draft: &mut Draft<'_>, mut late: OpenApproval, next: Requirement) {
     };
     approval.required = next.rule.required.max(1);
     close(draft, &mut late.approval, ApprovalStatus::Escalated);
-    open(draft, OpenApproval { call, subject, requirement: next, approval, is_changed });
+    open(draft, OpenApproval { call, subject, requirement: next, approval, is_changed, round });
 }
 
 fn close(draft: &mut Draft<'_>, approval: &mut Approval, status: ApprovalStatus) {
@@ -154,6 +154,11 @@ pub(super) fn check(
     }
     if open.has_voted(&cast.voter.actor) {
         return Err(Refusal::AlreadyVoted);
+    }
+    // What was cast for earlier arguments wants nothing of these, and was counted then if it came in time. A denial counts
+    // whatever is denied: it decides, so it is counted once.
+    if cast.decision == Verdict::Approve && cast.round != open.round {
+        return Err(Refusal::ApprovalChanged);
     }
     if !changes(open, cast) {
         let digest = Some(&open.approval.input_digest);
@@ -259,6 +264,7 @@ fn judge(draft: &mut Draft<'_>, key: CallKey, judged: Judged) {
 fn change(draft: &mut Draft<'_>, open: &mut OpenApproval, given: Value) {
     open.approval.votes.clear();
     open.is_changed = true;
+    open.round = open.round.saturating_add(1);
     open.approval.input_digest = input_digest(&given);
     open.approval.input = given.clone();
     if let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == open.call) {

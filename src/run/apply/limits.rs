@@ -148,7 +148,14 @@ fn ask(draft: &mut Draft<'_>, reached: Reached, requirement: Requirement) {
     let call = CallKey { turn, position: u32::MAX };
     open(
         draft,
-        OpenApproval { call, subject: Subject::Limit(Box::new(reached)), requirement, approval, is_changed: false },
+        OpenApproval {
+            call,
+            subject: Subject::Limit(Box::new(reached)),
+            requirement,
+            approval,
+            is_changed: false,
+            round: 0,
+        },
     );
     if let Some(reason) = draft.envelope.awaits() {
         draft.suspend(reason);

@@ -90,12 +90,11 @@ fn by_rule(draft: &mut Draft<'_>, key: CallKey, (cause, since): (Cause, Timestam
 pub(super) fn not_taken(draft: &mut Draft<'_>, key: CallKey, untaken: &Untaken) {
     let now = draft.now;
     let Some(call) = draft.envelope.calls.iter_mut().find(|call| call.key == key) else { return };
-    let said = untaken.trigger().and_then(|trigger| call.judged.on_trouble(trigger)).cloned();
-    if said == Some(Trouble::Retry) {
-        // It stays on offer, as if it had just come there.
-        call.handing.offered_at = Some(now);
+    if call.outwaits(untaken) {
+        // It stays on offer and keeps its place. Its row says so, so it is not found again.
         return;
     }
+    let said = untaken.trigger().and_then(|trigger| call.judged.on_trouble(trigger)).cloned();
     call.handing.offered_at = None;
     if call.attempt > 0 {
         call.handing.gave_up = true;

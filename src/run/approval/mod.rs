@@ -192,6 +192,14 @@ pub struct OpenApproval {
     /// Whether a vote changed the arguments: who approves them from then on must have read these.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_changed: bool,
+    /// How often votes changed the arguments: a vote belongs to the round that it was cast in.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub round: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that the attribute asks for")]
+const fn is_first(round: &u32) -> bool {
+    *round == 0
 }
 
 impl OpenApproval {

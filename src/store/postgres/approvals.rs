@@ -94,12 +94,13 @@ pub(super) async fn vote_leave(
         return Ok(Left::NotOwned);
     }
     let kept = sqlx::query(
-        "INSERT INTO votes (tenant_id, run_uid, approval_id, actor, body) VALUES ($1, $2, $3, $4, $5::json) \
+        "INSERT INTO votes (tenant_id, run_uid, approval_id, round, actor, body) VALUES ($1, $2, $3, $4, $5, $6::json) \
          ON CONFLICT DO NOTHING",
     )
     .bind(tenant.as_str())
     .bind(uid.0)
     .bind(vote.approval())
+    .bind(i64::from(vote.round()))
     .bind(vote.actor())
     .bind(codec::encode("vote", vote)?)
     .execute(&mut *tx)
@@ -114,14 +115,14 @@ pub(super) async fn vote_leave(
     Ok(Left::Kept)
 }
 
-/// Every vote that was left about a run.
+/// Every vote that was left about a run, those on earlier arguments first.
 pub(super) async fn votes_in(
     executor: impl PgExecutor<'_>,
     tenant: &TenantId,
     uid: RunUid,
 ) -> Result<Vec<LeftVote>, StoreError> {
     let rows: Vec<String> = sqlx::query_scalar(
-        "SELECT body::text FROM votes WHERE tenant_id = $1 AND run_uid = $2 ORDER BY approval_id, actor",
+        "SELECT body::text FROM votes WHERE tenant_id = $1 AND run_uid = $2 ORDER BY approval_id, round, actor",
     )
     .bind(tenant.as_str())
     .bind(uid.0)

@@ -16,7 +16,8 @@ use crate::store::{AuditRow, OwnedCommit, StoreError};
 
 /// The rows beside the heads, for the heads that `h` lists. Each head knows its slice of the arrays (`m` messages, `k`
 /// calls, `e` events, `b` blobs), so nothing is joined and a plan cannot go wrong with the size of a batch. A call that
-/// is known moves on; its arguments are not written again, nor is a blob that the run has.
+/// is known moves on; its arguments are not written again, nor is a blob that the run has. One that stays on offer stays
+/// set aside for whom it is.
 ///
 /// The arrays of big values stand behind all others: what belongs into messages, calls and events, then digests and
 /// texts.
@@ -33,10 +34,10 @@ macro_rules! insert_rows {
              AS m (pos, body, blobs)), \
          called AS (INSERT INTO calls \
              (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, output, blobs, \
-              worker_tool, queued_at, lease) \
+              worker_tool, queued_at, lease, outwaits) \
            SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.created_at, k.input::json, \
              k.body::json, k.output::json, k.blobs::json, k.handed::json ->> 0, \
-             now_ms() - (k.handed::json ->> 1)::bigint, k.handed::json ->> 2 FROM h CROSS JOIN LATERAL unnest( \
+             now_ms() - (k.handed::json ->> 1)::bigint, k.handed::json ->> 2, (k.handed::json ->> 3)::smallint FROM h CROSS JOIN LATERAL unnest( \
              ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
              ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
              ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to], (",
@@ -49,8 +50,11 @@ macro_rules! insert_rows {
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE calls.input END, \
              blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
-             lease = excluded.lease, \
-             lease_until = CASE WHEN excluded.lease = calls.lease THEN calls.lease_until END), \
+             outwaits = excluded.outwaits, \
+             lease = CASE WHEN excluded.queued_at IS NOT NULL AND calls.queued_at IS NOT NULL THEN calls.lease \
+               ELSE excluded.lease END, \
+             lease_until = CASE WHEN excluded.lease = calls.lease \
+               OR (excluded.queued_at IS NOT NULL AND calls.queued_at IS NOT NULL) THEN calls.lease_until END), \
          told AS (INSERT INTO events (tenant_id, run_uid, seq, at, kind, body, blobs) \
            SELECT h.tenant_id, h.uid, e.seq, e.at, e.kind, e.body::json, e.blobs::json \
            FROM h CROSS JOIN LATERAL unnest( \
@@ -381,6 +385,6 @@ impl<'a> Rows<'a> {
 }
 
 fn fetch_column(place: &FetchPlace) -> Option<String> {
-    let FetchPlace { tool, offered_for, lease } = place;
-    tool.as_ref().map(|tool| json!([tool, offered_for, lease]).to_string())
+    let FetchPlace { tool, offered_for, lease, outwaits } = place;
+    tool.as_ref().map(|tool| json!([tool, offered_for, lease, outwaits]).to_string())
 }

@@ -316,7 +316,7 @@ impl SteadyPostgres {
         if events.iter().any(|row| feed::is_fed(&row.event.kind)) {
             self.hints.tell(Hint::Feed);
         }
-        if commit.rows.offers() {
+        if commit.rows.offers {
             self.hints.tell(Hint::Work);
         }
         // Also when it rests or has ended: another run of the tenant may take its place.

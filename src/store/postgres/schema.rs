@@ -4,7 +4,7 @@ use sqlx::SqlStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 pub(super) fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 13] = [
+    const FILES: [(i64, &str, &str); 14] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
@@ -25,6 +25,11 @@ pub(super) fn migrator() -> Migrator {
             2_026_113_014,
             "forgotten_tokens",
             include_str!("../../../migrations/postgres/2026113014_forgotten_tokens.sql"),
+        ),
+        (
+            2_026_113_015,
+            "rounds_and_waits",
+            include_str!("../../../migrations/postgres/2026113015_rounds_and_waits.sql"),
         ),
     ];
     let migration = |(version, name, sql)| {

@@ -24,9 +24,9 @@ const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
 #[async_trait]
 impl WorkerStore for SteadyPostgres {
-    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
+    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked], pause_ms: i64) -> Result<(), StoreError> {
         let store = self.now();
-        self.within(&store, tools_seen(&store, tenant, asked)).await
+        self.within(&store, tools_seen(&store, tenant, asked, pause_ms)).await
     }
 
     async fn call_reserve(
@@ -89,17 +89,25 @@ impl WorkerStore for SteadyPostgres {
     }
 }
 
-async fn tools_seen(store: &PostgresStore, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
+async fn tools_seen(
+    store: &PostgresStore,
+    tenant: &TenantId,
+    asked: &[Asked],
+    pause_ms: i64,
+) -> Result<(), StoreError> {
     let seen = sqlx::query(
-        "INSERT INTO worker_tools (tenant_id, worker_tool, seen_at) \
-         SELECT $1, a.tool, now_ms() FROM (SELECT DISTINCT unnest($2::text[]) AS tool) AS a \
+        "INSERT INTO worker_tools (tenant_id, worker_tool, seen_at, served_since) \
+         SELECT $1, a.tool, now_ms(), now_ms() FROM (SELECT DISTINCT unnest($2::text[]) AS tool) AS a \
          WHERE NOT EXISTS (SELECT 1 FROM worker_tools w WHERE w.tenant_id = $1 AND w.worker_tool = a.tool \
            AND w.seen_at > now_ms() - $3) ORDER BY a.tool \
-         ON CONFLICT (tenant_id, worker_tool) DO UPDATE SET seen_at = excluded.seen_at",
+         ON CONFLICT (tenant_id, worker_tool) DO UPDATE SET seen_at = excluded.seen_at, \
+           served_since = CASE WHEN worker_tools.seen_at < now_ms() - $4 THEN excluded.served_since \
+             ELSE worker_tools.served_since END",
     )
     .bind(tenant.as_str())
     .bind(asked.iter().map(|asked| asked.tool.as_str()).collect::<Vec<_>>())
     .bind(SEEN_EVERY_MS)
+    .bind(pause_ms)
     .execute(&store.pool)
     .await?;
     if seen.rows_affected() > 0 {
@@ -296,17 +304,24 @@ pub(super) async fn fetched_take(tx: &mut PgConnection, claim: &Claim) -> Result
 /// A hand-out without an end is none that anybody keeps: its reservation was gone before it was stored.
 async fn behind_list(store: &PostgresStore, behind: Behind) -> Result<Vec<(TenantId, RunUid, Fetched)>, StoreError> {
     let rows = sqlx::query(
-        "SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served FROM calls c \
-         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < now_ms() \
-         UNION ALL \
-         SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.place > $2 OR EXISTS (SELECT 1 FROM worker_tools w \
-             WHERE w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool AND w.seen_at > now_ms() - $1) \
-           OR EXISTS (SELECT 1 FROM calls o WHERE o.tenant_id = q.tenant_id AND o.worker_tool = q.worker_tool \
-             AND o.lease IS NOT NULL AND o.queued_at IS NULL AND o.lease_until > now_ms()) \
-         FROM (SELECT c.*, row_number() OVER (PARTITION BY c.tenant_id, c.worker_tool ORDER BY c.queued_at) AS place \
-           FROM calls c WHERE c.queued_at IS NOT NULL) AS q \
-         WHERE (q.queued_at < now_ms() - $1 OR q.place > $2) AND (q.lease_until IS NULL OR q.lease_until < now_ms()) \
-         LIMIT $3",
+        "WITH behind AS (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served, \
+             COALESCE(c.lease_until, 0) AS since FROM calls c \
+           WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < now_ms() \
+           UNION ALL \
+           SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.is_full OR s.is_served, q.queued_at \
+           FROM (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.worker_tool, c.queued_at, c.lease_until, c.outwaits, \
+               row_number() OVER (PARTITION BY c.tenant_id, c.worker_tool ORDER BY c.queued_at) > $2 AS is_full \
+             FROM calls c WHERE c.queued_at IS NOT NULL) AS q \
+           LEFT JOIN worker_tools w ON w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool \
+           CROSS JOIN LATERAL (SELECT COALESCE(w.seen_at > now_ms() - $1, false) OR EXISTS (SELECT 1 FROM calls o \
+             WHERE o.tenant_id = q.tenant_id AND o.worker_tool = q.worker_tool AND o.lease IS NOT NULL \
+               AND o.queued_at IS NULL AND o.lease_until > now_ms()) AS is_served) AS s \
+           WHERE (q.is_full OR q.queued_at < now_ms() - $1) AND (q.lease_until IS NULL OR q.lease_until < now_ms()) \
+             AND COALESCE(q.outwaits, 0) & CASE WHEN q.is_full OR s.is_served THEN 2 ELSE 1 END = 0 \
+             AND (q.is_full OR COALESCE(q.outwaits, 0) & 1 = 0 OR COALESCE(w.served_since, 0) < now_ms() - $1)) \
+         SELECT tenant_id, run_uid, turn, pos, lease, is_served FROM (SELECT *, row_number() OVER \
+           (PARTITION BY tenant_id ORDER BY since, run_uid, turn, pos) AS place FROM behind) AS b \
+         ORDER BY place, since LIMIT $3",
     )
     .bind(behind.queue_wait_ms)
     .bind(i64::from(behind.queue_max))

@@ -161,7 +161,8 @@ async fn message_insert(
     Ok(())
 }
 
-/// A new call, or the next stage of a known one; the arguments of a known call are not written again.
+/// A new call, or the next stage of a known one; the arguments of a known call are not written again. One that stays on
+/// offer stays set aside for whom it is.
 async fn call_put(
     tx: &mut Transaction<'static, Sqlite>,
     run: (&TenantId, RunUid),
@@ -171,15 +172,19 @@ async fn call_put(
         concat!(
             "INSERT INTO calls \
              (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, blobs, created_at, worker_tool, \
-              queued_at, lease) \
+              queued_at, lease, outwaits) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ",
             now_ms!(),
-            " - ?13, ?14) \
+            " - ?13, ?14, ?15) \
              ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
              blobs = excluded.blobs, worker_tool = excluded.worker_tool, queued_at = excluded.queued_at, \
-             lease = excluded.lease, lease_until = CASE WHEN excluded.lease = lease THEN lease_until END",
+             outwaits = excluded.outwaits, \
+             lease = CASE WHEN excluded.queued_at IS NOT NULL AND queued_at IS NOT NULL THEN lease \
+               ELSE excluded.lease END, \
+             lease_until = CASE WHEN excluded.lease = lease \
+               OR (excluded.queued_at IS NOT NULL AND queued_at IS NOT NULL) THEN lease_until END",
         ),
     )
     .bind(run.0.as_str())
@@ -196,6 +201,7 @@ async fn call_put(
     .bind(call.place.tool.as_deref())
     .bind(call.place.offered_for)
     .bind(call.place.lease.as_deref())
+    .bind(call.place.outwaits)
     .execute(&mut **tx)
     .await?;
     Ok(())

@@ -98,7 +98,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 13] = [
+    const FILES: [(i64, &str, &str); 14] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -116,6 +116,7 @@ fn migrator() -> Migrator {
         (2_026_113_012, "agents", include_str!("../../../migrations/sqlite/2026113012_agents.sql")),
         (2_026_113_013, "runs_of_agents", include_str!("../../../migrations/sqlite/2026113013_runs_of_agents.sql")),
         (2_026_113_014, "forgotten_tokens", include_str!("../../../migrations/sqlite/2026113014_forgotten_tokens.sql")),
+        (2_026_113_015, "rounds_and_waits", include_str!("../../../migrations/sqlite/2026113015_rounds_and_waits.sql")),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);
@@ -304,7 +305,7 @@ impl ExecutorStore for SqliteStore {
 
     async fn commit_apply(&self, commits: &[OwnedCommit]) -> Result<Vec<bool>, StoreError> {
         let applied = commits::commit_apply(self, commits).await?;
-        if commits.iter().any(|commit| commit.rows.offers()) {
+        if commits.iter().any(|commit| commit.rows.offers) {
             self.hints.tell(Hint::Work);
         }
         Ok(applied)

@@ -24,8 +24,8 @@ const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
 
 #[async_trait]
 impl WorkerStore for SqliteStore {
-    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
-        tools_seen(self, tenant, asked).await
+    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked], pause_ms: i64) -> Result<(), StoreError> {
+        tools_seen(self, tenant, asked, pause_ms).await
     }
 
     async fn call_reserve(
@@ -77,7 +77,7 @@ impl WorkerStore for SqliteStore {
     }
 }
 
-async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
+async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked], pause_ms: i64) -> Result<(), StoreError> {
     let mut is_new = false;
     for asked in asked {
         let known: Option<i64> = sqlx::query_scalar(concat!(
@@ -94,12 +94,14 @@ async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked]) -> 
             continue;
         }
         sqlx::query(concat!(
-            "INSERT INTO worker_tools (tenant_id, worker_tool, seen_at) VALUES (?1, ?2, ",
+            "INSERT INTO worker_tools (tenant_id, worker_tool, seen_at, served_since) SELECT ?1, ?2, now, now FROM (SELECT ",
             now_ms!(),
-            ") ON CONFLICT (tenant_id, worker_tool) DO UPDATE SET seen_at = excluded.seen_at"
+            " AS now) WHERE true ON CONFLICT (tenant_id, worker_tool) DO UPDATE SET seen_at = excluded.seen_at, \
+               served_since = CASE WHEN seen_at < excluded.seen_at - ?3 THEN excluded.served_since ELSE served_since END"
         ))
         .bind(tenant.as_str())
         .bind(&asked.tool)
+        .bind(pause_ms)
         .execute(&store.writer)
         .await?;
         is_new = true;
@@ -327,19 +329,27 @@ async fn behind_list(store: &SqliteStore, behind: Behind) -> Result<Vec<(TenantI
     let rows = sqlx::query(concat!(
         "WITH clock AS (SELECT ",
         now_ms!(),
-        " AS now) \
-         SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served FROM calls c, clock \
-         WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < clock.now \
-         UNION ALL \
-         SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.place > ?2 OR EXISTS (SELECT 1 FROM worker_tools w \
-             WHERE w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool AND w.seen_at > clock.now - ?1) \
-           OR EXISTS (SELECT 1 FROM calls o WHERE o.tenant_id = q.tenant_id AND o.worker_tool = q.worker_tool \
-             AND o.lease IS NOT NULL AND o.queued_at IS NULL AND o.lease_until > clock.now) \
-         FROM (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.worker_tool, c.queued_at, c.lease_until, \
-             row_number() OVER (PARTITION BY c.tenant_id, c.worker_tool ORDER BY c.queued_at) AS place \
-           FROM calls c WHERE c.queued_at IS NOT NULL) AS q, clock \
-         WHERE (q.queued_at < clock.now - ?1 OR q.place > ?2) AND (q.lease_until IS NULL OR q.lease_until < clock.now) \
-         LIMIT ?3"
+        " AS now), behind AS (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served, \
+             COALESCE(c.lease_until, 0) AS since FROM calls c, clock \
+           WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < clock.now \
+           UNION ALL \
+           SELECT s.tenant_id, s.run_uid, s.turn, s.pos, NULL, s.is_full OR s.is_served, s.queued_at \
+           FROM (SELECT q.*, COALESCE(w.served_since, 0) AS served_since, \
+               COALESCE(w.seen_at > clock.now - ?1, false) OR EXISTS (SELECT 1 FROM calls o \
+                 WHERE o.tenant_id = q.tenant_id AND o.worker_tool = q.worker_tool AND o.lease IS NOT NULL \
+                   AND o.queued_at IS NULL AND o.lease_until > clock.now) AS is_served \
+             FROM (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.worker_tool, c.queued_at, c.lease_until, \
+                 COALESCE(c.outwaits, 0) AS outwaits, \
+                 row_number() OVER (PARTITION BY c.tenant_id, c.worker_tool ORDER BY c.queued_at) > ?2 AS is_full \
+               FROM calls c WHERE c.queued_at IS NOT NULL) AS q, clock \
+             LEFT JOIN worker_tools w ON w.tenant_id = q.tenant_id AND w.worker_tool = q.worker_tool \
+             WHERE (q.is_full OR q.queued_at < clock.now - ?1) \
+               AND (q.lease_until IS NULL OR q.lease_until < clock.now)) AS s, clock \
+           WHERE s.outwaits & CASE WHEN s.is_full OR s.is_served THEN 2 ELSE 1 END = 0 \
+             AND (s.is_full OR s.outwaits & 1 = 0 OR s.served_since < clock.now - ?1)) \
+         SELECT tenant_id, run_uid, turn, pos, lease, is_served FROM (SELECT *, row_number() OVER \
+           (PARTITION BY tenant_id ORDER BY since, run_uid, turn, pos) AS place FROM behind) AS b \
+         ORDER BY place, since LIMIT ?3"
     ))
     .bind(behind.queue_wait_ms)
     .bind(i64::from(behind.queue_max))

@@ -1,7 +1,8 @@
 //! Decisions that are left for an owner, and the audit beside them.
 
+use countersign::run::approval::{Verdict, Voter};
 use countersign::run::commit::Commit;
-use countersign::run::fact::{Reconciliation, Resolution};
+use countersign::run::fact::{CastVote, LeftVote, Reconciliation, Resolution};
 use countersign::run::ids::{CallKey, Fence};
 use countersign::run::status::{Status, SuspendReason};
 use countersign::store::{AuditFilter, AuditRow, Left, PlaceInTime, Store, Wishes};
@@ -13,6 +14,7 @@ use crate::support::database::{Database, both_stores};
 
 both_stores! {
     a_decision_waits_for_the_owner_once_a_question => left_for_the_owner,
+    a_vote_is_left_once_a_person_and_round_of_arguments => votes_left,
     a_decision_is_left_only_with_an_owner_and_about_an_undecided_call => not_left,
     the_audit_is_listed_newest_first_and_filtered => audited,
 }
@@ -101,6 +103,36 @@ async fn left_for_the_owner(database: Database) {
     let rows = store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap();
     let kept: Vec<_> = rows.iter().map(|row| row.at.as_millis() - at(0).as_millis()).collect();
     assert_eq!(kept, [4, 3, 1], "what was not kept left no row");
+}
+
+async fn votes_left(database: Database) {
+    let store = database.open().await;
+    let (run, claim) = held(&*store).await;
+    let approval = Uuid::from_u128(9);
+    let cast = |by: &str, round, decision| {
+        let voter = Voter { actor: actor(by), scopes: vec![] };
+        let vote = CastVote { voter, approval, decision, comment: None, read: None, arguments: None, round };
+        LeftVote::Cast(Box::new(vote))
+    };
+    let leave = |n, vote: LeftVote| {
+        let (store, run) = (&*store, &run);
+        let audit = row(n, "approval.approve", "bob");
+        async move { store.vote_leave(&run.tenant, run.uid, &vote, &audit).await.unwrap() }
+    };
+    let first = cast("bob", 0, Verdict::Approve);
+    assert_eq!(leave(1, first.clone()).await, Left::Kept);
+    assert_eq!(leave(2, first.clone()).await, Left::Kept, "its caller asks again; no second row of the audit");
+    assert_eq!(
+        leave(3, cast("bob", 0, Verdict::Deny)).await,
+        Left::Decided,
+        "one vote of a person on the same arguments"
+    );
+    let second = cast("bob", 1, Verdict::Approve);
+    assert_eq!(leave(4, second.clone()).await, Left::Kept, "other arguments are another question");
+    assert_eq!(store.wishes_take(&claim).await.unwrap().votes, [first, second], "in the order of the rounds");
+    let rows = store.audit_list(&run.tenant, &AuditFilter::default(), None, 10).await.unwrap();
+    let kept: Vec<_> = rows.iter().map(|row| row.at.as_millis() - at(0).as_millis()).collect();
+    assert_eq!(kept, [4, 1], "what was not kept left no row");
 }
 
 async fn not_left(database: Database) {

@@ -1,6 +1,7 @@
 //! The conformance suite: what every store must do, each test on both.
 
 mod admission;
+mod behind;
 mod blobs;
 mod decisions;
 pub(crate) mod draft;

@@ -521,8 +521,8 @@ impl RegistryStore for FlakyStore {
 
 #[async_trait]
 impl WorkerStore for FlakyStore {
-    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked]) -> Result<(), StoreError> {
-        self.store.tools_seen(tenant, asked).await
+    async fn tools_seen(&self, tenant: &TenantId, asked: &[Asked], pause_ms: i64) -> Result<(), StoreError> {
+        self.store.tools_seen(tenant, asked, pause_ms).await
     }
 
     async fn call_reserve(

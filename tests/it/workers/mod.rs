@@ -6,6 +6,7 @@ mod clients;
 mod ends;
 mod nodes;
 mod rules;
+mod votes;
 
 use std::time::Duration;
 

@@ -131,14 +131,23 @@ async fn b237_b240_a_rule_says_what_is_done_about_a_call_behind_a_full_queue(dat
     let first = one_call(&server, "w1").await;
     server.post("/v1/runs", &pays("queued", json!({})), 201).await;
     super::staged(&server, "queued", "call_1", "pending").await;
+    let rule = |action| on("dispatch:capacity_exhausted", action);
+    server.post("/v1/runs", &ruled("retry", json!({}), rule("retry")), 201).await;
+    super::staged(&server, "retry", "call_1", "pending").await;
+    let waiting = server.get("/v1/runs/retry").await;
     for action in ["fail", "tool_error", "require_approval"] {
-        server.post("/v1/runs", &ruled(action, json!({}), on("dispatch:capacity_exhausted", action)), 201).await;
+        server.post("/v1/runs", &ruled(action, json!({}), rule(action)), 201).await;
     }
     failed(&server, "fail", "dispatch-capacity-exhausted").await;
     told(&server, "tool_error", "dispatch-capacity-exhausted").await;
     asked(&server, "require_approval").await;
+    assert_eq!(server.get("/v1/runs/retry").await, waiting, "nothing is written for a call that only waits");
     assert_eq!(answer(&server, &first, json!({ "output": "paid" })).await.0, 200);
-    assert_eq!(one_call(&server, "w1").await["run_id"], "queued", "it was there first, and has lost nothing");
+    for id in ["queued", "retry"] {
+        let one = json!({ "tools": [{ "tool": "payments.process", "version": "1.0.0" }], "max": 1 });
+        let call = claim(&server, "w1", &one).await["calls"][0].clone();
+        assert_eq!(call["run_id"], id, "those that wait keep their order");
+    }
 }
 
 async fn b237_b239_a_rule_says_what_is_done_about_a_worker_that_fell_silent(database: Database) {

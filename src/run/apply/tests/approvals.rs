@@ -139,6 +139,32 @@ fn b229_changed_arguments_clear_earlier_votes_and_are_what_is_sent() {
 }
 
 #[test]
+fn b229_a_vote_belongs_to_the_arguments_that_it_was_cast_for() {
+    let mut run = asked(&[("a", "charge")], &json!({"required": 3}));
+    let to = |run: &Envelope, amount: u32| {
+        let target = run.calls[0].target.clone().unwrap();
+        Some(Ruling::Admit { target, input: json!({ "amount": amount }), judged: Box::default() })
+    };
+    let approves = vote_on(&run, 0, "bob", Verdict::Approve, None);
+    decide(&mut run, approves.clone());
+    let first = run.calls[0].input.clone();
+    let changes = vote_on(&run, 0, "carol", Verdict::Approve, to(&run, 3));
+    decide(&mut run, changes.clone());
+    assert_eq!(refused(&run, approves.clone()), Refusal::ApprovalChanged, "read again, it is not counted for others");
+    let changes_back = vote_on(&run, 0, "dave", Verdict::Approve, to(&run, 5));
+    decide(&mut run, changes_back);
+    assert_eq!(run.calls[0].input, first);
+    // The same arguments again are another round: nobody's vote of the first one is counted, and nobody's change made anew.
+    for earlier in [approves, changes] {
+        assert_eq!(refused(&run, earlier), Refusal::ApprovalChanged);
+    }
+    for voter in ["bob", "carol"] {
+        vote(&mut run, 0, voter, Verdict::Approve, None);
+    }
+    assert!(run.head.state.approvals.open.is_empty(), "three voted on these");
+}
+
+#[test]
 fn b229_changed_arguments_never_make_it_easier_and_what_a_rule_denies_stays_denied() {
     let ask = |run: &Envelope, rule: Value| {
         let rule: ApprovalRule = serde_json::from_value(rule).unwrap();

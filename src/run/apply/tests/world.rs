@@ -195,11 +195,12 @@ pub(super) fn need_approval(run: &mut Envelope, tools: &[&str]) {
 
 /// A vote on the n-th approval that is open.
 pub(super) fn vote_on(run: &Envelope, at: usize, actor: &str, verdict: Verdict, ruling: Option<Ruling>) -> Fact {
-    let open = &run.head.state.approvals.open[at].approval;
-    let voted = vote_of(open.id, actor, verdict, ruling);
+    let open = &run.head.state.approvals.open[at];
+    let voted = vote_of(open.approval.id, actor, verdict, ruling);
     let Fact::Voted { mut cast, ruling } = voted else { return voted };
     // Whoever votes here has read what they vote on.
-    cast.read = Some(open.input_digest.clone());
+    cast.read = Some(open.approval.input_digest.clone());
+    cast.round = open.round;
     Fact::Voted { cast, ruling }
 }
 
@@ -208,7 +209,7 @@ pub(super) fn vote_of(approval: Uuid, actor: &str, decision: Verdict, ruling: Op
         Ruling::Admit { input, .. } | Ruling::Ask { input, .. } | Ruling::Reject { input, .. } => input.clone(),
     });
     let voter = Voter { actor: Actor::parse(actor).unwrap(), scopes: vec![] };
-    let cast = CastVote { voter, approval, decision, comment: None, read: None, arguments };
+    let cast = CastVote { voter, approval, decision, comment: None, read: None, arguments, round: 0 };
     Fact::Voted { cast: Box::new(cast), ruling: ruling.map(Box::new) }
 }
 
