@@ -34,31 +34,28 @@ const PROTOCOLS: [&str; 2] = ["openai", "anthropic"];
 
 /// The beginning of a turn that calls a tool, in the provider's words and without any count.
 fn begun(provider: &str) -> String {
-    match provider {
-        "openai" => {
-            let function = json!({ "name": "charge", "arguments": "{}" });
-            let call = json!([{ "index": 0, "id": "c", "type": "function", "function": function }]);
-            [json!({ "role": "assistant", "content": "I charge." }), json!({ "tool_calls": call })]
-                .map(|delta| choice(&delta, &Value::Null))
-                .concat()
-        }
-        _ => {
-            let message = json!({ "id": "m", "type": "message", "role": "assistant", "model": "m", "content": [] });
-            let tool = json!({ "type": "tool_use", "id": "c", "name": "charge", "input": {} });
-            let text = json!({ "type": "text_delta", "text": "I charge." });
-            let arguments = json!({ "type": "input_json_delta", "partial_json": "{}" });
-            [
-                json!({ "type": "message_start", "message": message }),
-                json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
-                json!({ "type": "content_block_delta", "index": 0, "delta": text }),
-                json!({ "type": "content_block_stop", "index": 0 }),
-                json!({ "type": "content_block_start", "index": 1, "content_block": tool }),
-                json!({ "type": "content_block_delta", "index": 1, "delta": arguments }),
-                json!({ "type": "content_block_stop", "index": 1 }),
-            ]
-            .map(|event| frame(&event))
+    if provider == "openai" {
+        let function = json!({ "name": "charge", "arguments": "{}" });
+        let call = json!([{ "index": 0, "id": "c", "type": "function", "function": function }]);
+        [json!({ "role": "assistant", "content": "I charge." }), json!({ "tool_calls": call })]
+            .map(|delta| choice(&delta, &Value::Null))
             .concat()
-        }
+    } else {
+        let message = json!({ "id": "m", "type": "message", "role": "assistant", "model": "m", "content": [] });
+        let tool = json!({ "type": "tool_use", "id": "c", "name": "charge", "input": {} });
+        let text = json!({ "type": "text_delta", "text": "I charge." });
+        let arguments = json!({ "type": "input_json_delta", "partial_json": "{}" });
+        [
+            json!({ "type": "message_start", "message": message }),
+            json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+            json!({ "type": "content_block_delta", "index": 0, "delta": text }),
+            json!({ "type": "content_block_stop", "index": 0 }),
+            json!({ "type": "content_block_start", "index": 1, "content_block": tool }),
+            json!({ "type": "content_block_delta", "index": 1, "delta": arguments }),
+            json!({ "type": "content_block_stop", "index": 1 }),
+        ]
+        .map(|event| frame(&event))
+        .concat()
     }
 }
 
