@@ -74,7 +74,12 @@ mod tests {
         assert!(faults.is_empty(), "{faults:?}");
         let cost = |name: &str| {
             let model = serde_json::json!({ "provider": "openai", "name": name });
-            let usage = TurnUsage { input_tokens: 1_000_000, output_tokens: 1_000_000, cached_input_tokens: 500_000 };
+            let usage = TurnUsage {
+                input_tokens: 1_000_000,
+                output_tokens: 1_000_000,
+                cached_input_tokens: 500_000,
+                estimated_tokens: 0,
+            };
             prices.of(&serde_json::from_value::<ModelSpec>(model).unwrap()).map(|price| price.of(usage).to_string())
         };
         assert_eq!(cost("gpt-5-mini").as_deref(), Some("2.1375"));

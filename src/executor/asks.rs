@@ -321,7 +321,7 @@ impl Drive<'_> {
     /// The model's answer for a server.
     fn asked_model(&self, reserved: &Reservation, request: &SampleRequest) -> BoxFuture<'static, SampleEnd> {
         let failed = |message: &str| {
-            let end = SampleEnd::Failed { message: message.to_owned() };
+            let end = SampleEnd::Failed { message: message.to_owned(), may_cost: false };
             std::future::ready(end).boxed()
         };
         let call = self.envelope.calls.iter().find(|call| call.key == reserved.call);
@@ -338,7 +338,7 @@ impl Drive<'_> {
         async move {
             let secret = match shared.parts.dispatch.model_secret(&tenant, &model, &secrets).await {
                 Ok(secret) => secret,
-                Err(fault) => return SampleEnd::Failed { message: fault.to_string() },
+                Err(fault) => return SampleEnd::Failed { message: fault.to_string(), may_cost: false },
             };
             let told = shared.parts.dispatch.told_to(&claim, &binding, &model, &secrets).await;
             let stream =
@@ -346,6 +346,7 @@ impl Drive<'_> {
             let stream = clean(stream, told);
             let end = timeout(SAMPLE_MAX, answer(stream, name)).await.unwrap_or_else(|_elapsed| SampleEnd::Failed {
                 message: "the model's answer takes too long".to_owned(),
+                may_cost: true,
             });
             let outcome = if matches!(end, SampleEnd::Made { .. }) { "ok" } else { "failed" };
             metrics::counter!("countersign_model_requests_total", "provider" => provider, "outcome" => outcome)
@@ -360,7 +361,7 @@ impl Drive<'_> {
         let Some((_done, reply)) = self.asks.making.remove(&sample) else { return Ok(()) };
         let told = match &end {
             SampleEnd::Made { sample, .. } => Ok(Reply::Sample(sample.clone())),
-            SampleEnd::Failed { message } => Err(AskRefusal(format!("the model gave no answer: {message}"))),
+            SampleEnd::Failed { message, .. } => Err(AskRefusal(format!("the model gave no answer: {message}"))),
         };
         self.decide(Fact::SampleEnded { sample, end }).await?;
         if let Some(reply) = reply {
@@ -379,10 +380,10 @@ async fn answer(mut stream: ModelStream, model: String) -> SampleEnd {
                 let sample = Sample { model, text: turn.text, finish_reason: turn.finish_reason };
                 return SampleEnd::Made { sample, usage: turn.usage };
             }
-            Err(error) => return SampleEnd::Failed { message: error.message },
+            Err(error) => return SampleEnd::Failed { message: error.message, may_cost: error.may_cost },
         }
     }
-    SampleEnd::Failed { message: "the model's answer was cut off before its end".to_owned() }
+    SampleEnd::Failed { message: "the model's answer was cut off before its end".to_owned(), may_cost: true }
 }
 
 /// A server that has gone meanwhile misses nothing.

@@ -25,8 +25,9 @@ pub(super) fn clean(mut stream: ModelStream, redactor: Redactor) -> ModelStream 
                     yield Ok(ModelPart::Text(text.finish()));
                     yield Ok(ModelPart::Ended(Box::new(clean_turn(*turn, &redactor))));
                 }
-                Err(ModelError { kind, message }) => {
-                    yield Err(ModelError { kind, message: redactor.flowed(&message) });
+                Err(error) => {
+                    let message = redactor.flowed(&error.message);
+                    yield Err(ModelError { message, ..error });
                 }
             }
         }
@@ -125,7 +126,7 @@ mod tests {
         let plain = turn("hi", vec![("hm".into(), native)], "{\"a\": 1.0,\"a\":");
         let parts = cleaned(vec![Ok(ModelPart::Ended(Box::new(plain.clone())))]).await;
         assert_eq!(parts.last(), Some(&Ok(ModelPart::Ended(Box::new(plain)))));
-        let failed = ModelError { kind: ModelErrorKind::Refused, message: "bad key canary-1".into() };
+        let failed = ModelError { kind: ModelErrorKind::Refused, message: "bad key canary-1".into(), may_cost: false };
         let parts = cleaned(vec![Err(failed)]).await;
         assert_eq!(parts[0].as_ref().unwrap_err().message, "bad key [redacted]");
     }

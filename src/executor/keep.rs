@@ -8,7 +8,6 @@ use super::stopped::Stopped;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
-use crate::run::message::TurnUsage;
 use crate::run::outcome::{Answer, Outcome, ToolError};
 use crate::store::StoreError;
 use crate::store::journal::JournalError;
@@ -18,7 +17,7 @@ use crate::store::journal::JournalError;
 pub(super) fn smaller(fact: &Fact) -> Option<Fact> {
     match fact {
         Fact::TurnEnded { turn, .. } => Some(Fact::TurnUnstorable { usage: turn.usage }),
-        Fact::TurnStreamed { .. } => Some(Fact::TurnUnstorable { usage: TurnUsage::default() }),
+        Fact::TurnStreamed { usage, .. } => Some(Fact::TurnUnstorable { usage: *usage }),
         Fact::CatalogReread { .. } => {
             Some(Fact::CatalogNotReread { message: "what it serves cannot be stored".to_owned() })
         }

@@ -10,11 +10,12 @@ use super::drive::Drive;
 use super::stopped::Stopped;
 use crate::failpoint;
 use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
+use crate::run::estimate::Estimate;
 use crate::run::event::Part;
 use crate::run::fact::{Fact, Ruling};
 use crate::run::history::prompt;
 use crate::run::ids::RunUid;
-use crate::run::message::ModelTurn;
+use crate::run::message::{ModelTurn, TurnUsage};
 use crate::run::result::RunError;
 
 /// Text is coalesced for so long before readers get it.
@@ -35,6 +36,8 @@ struct Unsent {
     parts: Vec<Part>,
     text_at: u64,
     reasoning_at: u64,
+    /// Bytes that came, sent or not.
+    came: u64,
 }
 
 impl Unsent {
@@ -47,6 +50,7 @@ impl Unsent {
         } else {
             self.parts.push(Part::TextDelta { text: more.to_owned(), offset: self.text_at });
         }
+        self.count(more);
         self.text_at = self.text_at.saturating_add(characters(more));
     }
 
@@ -59,7 +63,12 @@ impl Unsent {
         } else {
             self.parts.push(Part::ReasoningDelta { text: more.to_owned(), offset: self.reasoning_at });
         }
+        self.count(more);
         self.reasoning_at = self.reasoning_at.saturating_add(characters(more));
+    }
+
+    fn count(&mut self, more: &str) {
+        self.came = self.came.saturating_add(u64::try_from(more.len()).unwrap_or(u64::MAX));
     }
 }
 
@@ -73,9 +82,10 @@ const TURN_MAX: Duration = Duration::from_mins(30);
 /// What a request came to.
 enum Answer {
     Turn(Box<ModelTurn>, Vec<Part>),
-    Failed(ModelError),
-    /// Somebody wished the run cancelled.
-    Cancelled,
+    /// What went wrong, and what that may have cost.
+    Failed(ModelError, TurnUsage),
+    /// Somebody wished the run cancelled, after this may have been used.
+    Cancelled(TurnUsage),
 }
 
 impl Drive<'_> {
@@ -86,7 +96,7 @@ impl Drive<'_> {
             Err(fault) => {
                 let passing = ModelErrorKind::Retryable { after: None };
                 let kind = if fault.is_passing { passing } else { ModelErrorKind::Refused };
-                Answer::Failed(ModelError { kind, message: fault.to_string() })
+                Answer::Failed(ModelError { kind, message: fault.to_string(), may_cost: false }, TurnUsage::default())
             }
             Ok(secret) => {
                 let request = ModelRequest {
@@ -98,16 +108,17 @@ impl Drive<'_> {
                 };
                 failpoint::pass("model.request.before");
                 let told = dispatch.told_to(self.claim, &self.envelope.binding, spec, &self.secrets).await;
+                let estimate = Estimate::of(&request.model, &request.prompt);
                 let stream = clean(self.shared.parts.models.ask(request), told);
-                let answer = self.follow(stream).await?;
+                let answer = self.follow(stream, estimate).await?;
                 failpoint::pass("model.answer.after");
                 answer
             }
         };
         let outcome = match &answer {
             Answer::Turn(..) => "ok",
-            Answer::Failed(_) => "failed",
-            Answer::Cancelled => "cancelled",
+            Answer::Failed(..) => "failed",
+            Answer::Cancelled(_) => "cancelled",
         };
         let provider = self.envelope.spec.model.provider.code();
         metrics::counter!("countersign_model_requests_total", "provider" => provider, "outcome" => outcome)
@@ -122,26 +133,30 @@ impl Drive<'_> {
                 };
                 self.decide(Fact::TurnEnded { turn, parts, rulings, structured }).await
             }
-            Answer::Failed(error) => self.give_up_or_wait(error).await,
-            Answer::Cancelled => Ok(()),
+            Answer::Failed(error, usage) => self.give_up_or_wait(error, usage).await,
+            // Its end is not waited for; what it may have cost is kept.
+            Answer::Cancelled(usage) => self.decide(Fact::TurnStreamed { parts: Vec::new(), usage }).await,
         }
     }
 
     /// Reads the stream to its end; flushes text to the readers on the way.
-    async fn follow(&mut self, mut stream: ModelStream) -> Result<Answer, Stopped> {
+    async fn follow(&mut self, mut stream: ModelStream, estimate: Estimate) -> Result<Answer, Stopped> {
         let mut unsent = Unsent::default();
         let mut flush_at = Instant::now() + FLUSH_EVERY;
         let give_up_at = Instant::now() + TURN_MAX;
         loop {
             let waiting = !unsent.parts.is_empty();
+            let usage = estimate.unended(unsent.came);
             let part = tokio::select! {
                 biased;
-                () = self.signals.cancel.cancelled() => return Ok(Answer::Cancelled),
+                () = self.signals.cancel.cancelled() => return Ok(Answer::Cancelled(usage)),
                 () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
-                () = sleep_until(give_up_at) => return Ok(Answer::Failed(retryable("the model's answer takes too long"))),
+                () = sleep_until(give_up_at) => {
+                    return Ok(Answer::Failed(retryable("the model's answer takes too long"), usage));
+                }
                 () = sleep_until(flush_at), if waiting => {
                     let parts = std::mem::take(&mut unsent.parts);
-                    self.decide(Fact::TurnStreamed { parts }).await?;
+                    self.decide(Fact::TurnStreamed { parts, usage }).await?;
                     flush_at = Instant::now() + FLUSH_EVERY;
                     continue;
                 }
@@ -154,8 +169,11 @@ impl Drive<'_> {
                 Some(Ok(ModelPart::Text(text))) => unsent.text(&text),
                 Some(Ok(ModelPart::Reasoning(text))) => unsent.reasoning(&text),
                 Some(Ok(ModelPart::Ended(turn))) => return Ok(Answer::Turn(turn, unsent.parts)),
-                Some(Err(error)) => return Ok(Answer::Failed(error)),
-                None => return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"))),
+                Some(Err(error)) => {
+                    let usage = if error.may_cost { usage } else { TurnUsage::default() };
+                    return Ok(Answer::Failed(error, usage));
+                }
+                None => return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"), usage)),
             }
         }
     }
@@ -194,7 +212,7 @@ impl Drive<'_> {
         self.decide(Fact::LimitJudged { said }).await
     }
 
-    async fn give_up_or_wait(&mut self, failed: ModelError) -> Result<(), Stopped> {
+    async fn give_up_or_wait(&mut self, failed: ModelError, usage: TurnUsage) -> Result<(), Stopped> {
         let (code, after, refused) = match failed.kind {
             ModelErrorKind::Retryable { after } => ("model-error", Some(after), None),
             ModelErrorKind::ContextOverflow => ("context-overflow", None, None),
@@ -202,7 +220,7 @@ impl Drive<'_> {
             ModelErrorKind::ToolRefused { tool } => ("model-tool-refused", None, Some(tool)),
         };
         let error = RunError::new(code, failed.message);
-        self.decide(Fact::ModelFailed { error, retry: after.is_some(), refused }).await?;
+        self.decide(Fact::ModelFailed { error, retry: after.is_some(), refused, usage }).await?;
         let (false, Some(told)) = (self.envelope.head.status.is_terminal(), after) else { return Ok(()) };
         let failures = self.envelope.head.state.model_failures;
         self.pause(wait_before_retry(told, failures, self.claim.uid)).await.map(drop)
@@ -218,7 +236,7 @@ fn wait_before_retry(told: Option<Duration>, failures: u32, uid: RunUid) -> Dura
 }
 
 fn retryable(message: &str) -> ModelError {
-    ModelError { kind: ModelErrorKind::Retryable { after: None }, message: message.to_owned() }
+    ModelError { kind: ModelErrorKind::Retryable { after: None }, message: message.to_owned(), may_cost: true }
 }
 
 #[cfg(test)]

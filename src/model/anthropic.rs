@@ -11,6 +11,7 @@ use super::transport::Transport;
 use super::wire::{Outgoing, ask, endpoint, secret_header};
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::net::EgressClient;
+use crate::run::estimate::Estimate;
 use crate::run::history::{Prompt, ToolOffer};
 use crate::run::message::{Content, Message, Role, Source};
 
@@ -46,7 +47,8 @@ impl ModelProvider for Anthropic {
     fn ask(&self, request: ModelRequest) -> ModelStream {
         let decoding = self.decoding(&request.model.name);
         let max_tokens = decoding.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        ask(decoding, outgoing(&request, max_tokens), self.transport.clone(), request.secret)
+        let estimate = Estimate::of(&request.model, &request.prompt);
+        ask(decoding, outgoing(&request, max_tokens), self.transport.clone(), (request.secret, estimate))
     }
 }
 

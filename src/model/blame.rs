@@ -14,7 +14,7 @@ pub(super) fn blame(error: ModelError, tools: &[String]) -> ModelError {
          `tools` of its server's entry, or have its server change its schema: {}",
         error.message
     );
-    ModelError { kind: ModelErrorKind::ToolRefused { tool: tool.clone() }, message }
+    ModelError { kind: ModelErrorKind::ToolRefused { tool: tool.clone() }, message, may_cost: error.may_cost }
 }
 
 /// A tool whose name stands in quotes.
@@ -45,7 +45,7 @@ mod tests {
     #[track_caller]
     fn check(message: &str, tool: Option<&str>) {
         let tools: Vec<String> = (0..13).map(|nth| format!("tool_{nth}")).collect();
-        let error = ModelError { kind: ModelErrorKind::Refused, message: message.to_owned() };
+        let error = ModelError { kind: ModelErrorKind::Refused, message: message.to_owned(), may_cost: false };
         let told = blame(error.clone(), &tools);
         match tool {
             None => assert_eq!(told, error),

@@ -76,12 +76,12 @@ pub(super) fn status_text(status: u16) -> String {
 /// A stream that ended before the provider ended its turn.
 pub(super) fn cut_off(how: &str) -> ModelError {
     let message = format!("the answer was cut off: {how}");
-    ModelError { kind: ModelErrorKind::Retryable { after: None }, message }
+    ModelError { kind: ModelErrorKind::Retryable { after: None }, message, may_cost: true }
 }
 
 /// A request that cannot be made at all.
 pub(super) fn refused(message: impl Into<String>) -> ModelError {
-    ModelError { kind: ModelErrorKind::Refused, message: message.into() }
+    ModelError { kind: ModelErrorKind::Refused, message: message.into(), may_cost: false }
 }
 
 /// Turns what the library reports into our error.
@@ -115,13 +115,13 @@ fn transport(error: &http_client::Error) -> ModelError {
         };
     };
     if let Some(long) = source.downcast_ref::<TooLong>() {
-        return refused(long.to_string());
+        return ModelError { may_cost: true, ..refused(long.to_string()) };
     }
     if let Some(refusal) = source.downcast_ref::<EgressRefusal>() {
         return refused(format!("the model's base_url may not be dialled: {refusal}"));
     }
     let Some(fault) = source.downcast_ref::<reqwest::Error>() else {
-        return ModelError { kind: retryable, message: source.to_string() };
+        return ModelError { kind: retryable, message: source.to_string(), may_cost: true };
     };
     let (kind, what) = if fault.is_builder() || fault.is_redirect() {
         (ModelErrorKind::Refused, "the request could not be made")
@@ -134,7 +134,8 @@ fn transport(error: &http_client::Error) -> ModelError {
     } else {
         (retryable, "the connection to the provider broke")
     };
-    ModelError { kind, message: format!("{what}: {}", deepest(fault)) }
+    let may_cost = !(fault.is_builder() || fault.is_redirect() || fault.is_connect());
+    ModelError { kind, message: format!("{what}: {}", deepest(fault)), may_cost }
 }
 
 /// The innermost cause, which says what really happened.
@@ -209,7 +210,12 @@ fn answered(status: Option<u16>, headers: Option<&HeaderMap>, body: &str) -> Mod
     };
     let words = said.message.unwrap_or_else(|| plain(body));
     let message = if words.is_empty() { what } else { format!("{what}: {words}") };
-    ModelError { kind, message }
+    // An error answers the request instead of a turn, unless it broke one off, or a gateway gave up waiting for one.
+    let may_cost = match failed {
+        Some(status) => matches!(status, 408 | 504 | 524),
+        None => status.is_none() || !is_error(body),
+    };
+    ModelError { kind, message, may_cost }
 }
 
 fn is_error(body: &str) -> bool {

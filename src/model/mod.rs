@@ -61,6 +61,8 @@ pub struct ModelError {
     pub kind: ModelErrorKind,
     /// For people; holds no secret and no query string.
     pub message: String,
+    /// Whether the provider may have begun to answer, and may want to be paid for it.
+    pub may_cost: bool,
 }
 
 /// What can be done about a failed request.

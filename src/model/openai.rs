@@ -9,6 +9,7 @@ use super::transport::Transport;
 use super::wire::{Outgoing, ask, endpoint, secret_header};
 use super::{ModelError, ModelProvider, ModelRequest, ModelStream, unreadable};
 use crate::net::EgressClient;
+use crate::run::estimate::Estimate;
 use crate::run::history::{Prompt, ToolOffer};
 use crate::run::message::{Content, Message, Role, Source};
 
@@ -29,7 +30,8 @@ impl ModelProvider for OpenAi {
     fn ask(&self, request: ModelRequest) -> ModelStream {
         // The library needs no key: the request is ours.
         let decoding = OpenAIConfig::new("").chat(request.model.name.clone());
-        ask(decoding, outgoing(&request), self.transport.clone(), request.secret)
+        let estimate = Estimate::of(&request.model, &request.prompt);
+        ask(decoding, outgoing(&request), self.transport.clone(), (request.secret, estimate))
     }
 }
 
@@ -53,7 +55,7 @@ fn body(request: &ModelRequest) -> Value {
         body.insert("tools".to_owned(), request.prompt.tools.iter().map(tool).collect());
     }
     body.insert("stream".to_owned(), Value::Bool(true));
-    // `null` leaves it out, for servers that do not know the option; they count no tokens then.
+    // `null` leaves it out, for servers that do not know the option; tokens are estimated then.
     match body.entry("stream_options").or_insert_with(|| json!({})) {
         Value::Object(options) => {
             options.insert("include_usage".to_owned(), Value::Bool(true));

@@ -22,7 +22,7 @@ impl ModelProvider for Scripted {
     fn ask(&self, request: ModelRequest) -> ModelStream {
         let Some(turn) = entry(&request) else {
             let message = "the scripted model has no script".to_owned();
-            let refused = ModelError { kind: ModelErrorKind::Refused, message };
+            let refused = ModelError { kind: ModelErrorKind::Refused, message, may_cost: false };
             return futures::stream::iter([Err(refused)]).boxed();
         };
         let delay = turn.delay_ms.map(Duration::from_millis);
@@ -63,7 +63,7 @@ fn parts_of(turn: &ScriptedTurn, calls_before: u32) -> Vec<Result<ModelPart, Mod
 fn failure(error: &ScriptedError) -> ModelError {
     let after = error.retry_after_s.map(Duration::from_secs);
     let message = format!("the scripted model answered {}", status_text(error.status));
-    ModelError { kind: kind_of_status(error.status, after), message }
+    ModelError { kind: kind_of_status(error.status, after), message, may_cost: false }
 }
 
 /// A text in the pieces that a model would stream it in: words with the space behind them.
@@ -87,6 +87,7 @@ fn whole(turn: &ScriptedTurn, calls_before: u32) -> ModelTurn {
             input_tokens: usage.input_tokens,
             output_tokens: usage.output_tokens,
             cached_input_tokens: usage.cached_input_tokens,
+            estimated_tokens: 0,
         },
     }
 }
@@ -131,11 +132,17 @@ mod tests {
     async fn what_is_left_out_has_its_default() {
         let quiet = turn(r#"[{"tool_calls":[{"name":"charge"}]}]"#, 0, 0).await;
         assert_eq!(quiet.finish_reason, FinishReason::ToolCalls);
-        assert_eq!(quiet.usage, TurnUsage { input_tokens: 10, output_tokens: 5, cached_input_tokens: 0 });
+        assert_eq!(
+            quiet.usage,
+            TurnUsage { input_tokens: 10, output_tokens: 5, cached_input_tokens: 0, estimated_tokens: 0 }
+        );
         assert_eq!(quiet.calls[0].arguments, "{}");
         let said = turn(r#"[{"text":"x","finish_reason":"length","usage":{"input_tokens":7}}]"#, 0, 0).await;
         assert_eq!(said.finish_reason, FinishReason::Length);
-        assert_eq!(said.usage, TurnUsage { input_tokens: 7, output_tokens: 0, cached_input_tokens: 0 });
+        assert_eq!(
+            said.usage,
+            TurnUsage { input_tokens: 7, output_tokens: 0, cached_input_tokens: 0, estimated_tokens: 0 }
+        );
         assert_eq!(turn(r"[{}]", 0, 0).await.finish_reason, FinishReason::Stop);
     }
 

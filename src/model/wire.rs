@@ -22,6 +22,7 @@ use url::Url;
 use super::fault::{classify, cut_off, refused};
 use super::transport::Transport;
 use super::{ModelError, ModelPart, ModelStream};
+use crate::run::estimate::{Estimate, SaidUsage};
 use crate::run::message::{ModelTurn, TurnUsage, WrittenCall};
 use crate::run::spec::FinishReason;
 
@@ -106,7 +107,7 @@ pub(super) fn ask<W>(
     inner: W,
     outgoing: Result<Outgoing, ModelError>,
     transport: Transport,
-    secret: Option<SecretString>,
+    (secret, estimate): (Option<SecretString>, Estimate),
 ) -> ModelStream
 where
     W: Wire<Op = Completion, Payload = Encoded, Frame = WireFrame>,
@@ -131,7 +132,7 @@ where
             }
         }
         let end = reply.finish().await.map_err(fault)?;
-        yield ModelPart::Ended(Box::new(heard.turn(&end)?));
+        yield ModelPart::Ended(Box::new(heard.turn(&end, &estimate)?));
     }
     .boxed()
 }
@@ -164,15 +165,10 @@ impl Heard {
     }
 
     /// The whole turn, once the provider ended it.
-    fn turn(self, end: &CompletionResponse) -> Result<ModelTurn, ModelError> {
+    fn turn(self, end: &CompletionResponse, estimate: &Estimate) -> Result<ModelTurn, ModelError> {
         let finish_reason = finish_reason(end)?;
-        let usage = TurnUsage {
-            input_tokens: end.usage.input_tokens.unwrap_or(0),
-            output_tokens: end.usage.output_tokens.unwrap_or(0),
-            cached_input_tokens: end.usage.cached_input_tokens.unwrap_or(0),
-        };
         let (reasoning, text, calls) = (Vec::new(), String::new(), Vec::new());
-        let mut turn = ModelTurn { reasoning, text, calls, finish_reason, usage };
+        let mut turn = ModelTurn { reasoning, text, calls, finish_reason, usage: TurnUsage::default() };
         let Self { mut arguments, ended } = self;
         for (place, content) in ended {
             match content {
@@ -196,6 +192,12 @@ impl Heard {
         if turn.finish_reason == FinishReason::ToolCalls && turn.calls.is_empty() {
             return Err(cut_off("the turn ended for tool calls and held none that names a tool"));
         }
+        let said = SaidUsage {
+            input_tokens: end.usage.input_tokens,
+            output_tokens: end.usage.output_tokens,
+            cached_input_tokens: end.usage.cached_input_tokens,
+        };
+        turn.usage = estimate.ended(said, turn.bytes());
         Ok(turn)
     }
 }

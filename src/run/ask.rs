@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 use utoipa::ToSchema;
 
+use super::estimate::text_tokens;
 use super::history::Prompt;
 use super::ids::{Actor, CallId, CallKey};
 use super::message::{Content, Message, Role, TurnUsage};
@@ -76,9 +77,6 @@ pub struct SampleMessage {
     pub text: String,
 }
 
-/// A token is at least one byte of text, and each message has a few tokens around it.
-const TOKENS_A_MESSAGE: u64 = 4;
-
 impl SampleRequest {
     /// What the model is sent; a server's request brings no tools.
     pub fn prompt(&self) -> Prompt {
@@ -103,15 +101,10 @@ impl SampleRequest {
 
     /// The same, by what is read and what is written.
     pub fn most(&self) -> TurnUsage {
-        let system = self.system.as_deref().map_or(0, tokens);
-        let said = self.messages.iter().map(|message| tokens(&message.text));
-        let input_tokens = said.fold(system, u64::saturating_add);
-        TurnUsage { input_tokens, output_tokens: self.max_tokens, cached_input_tokens: 0 }
+        let system = self.system.as_deref().map_or(0, text_tokens);
+        let said = self.messages.iter().map(|message| text_tokens(&message.text));
+        TurnUsage::estimated(said.fold(system, u64::saturating_add), self.max_tokens)
     }
-}
-
-fn tokens(text: &str) -> u64 {
-    u64::try_from(text.len()).unwrap_or(u64::MAX).saturating_add(TOKENS_A_MESSAGE)
 }
 
 /// A model's answer for a server.

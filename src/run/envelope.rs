@@ -8,7 +8,7 @@ use super::binding::{Binding, Warning};
 use super::call::{Backend, Call, Stage};
 use super::event::{ClientCall, UndecidedCall};
 use super::ids::{Actor, CallKey, RunId, RunUid, TenantId};
-use super::message::Message;
+use super::message::{Message, TurnUsage};
 use super::money::{Price, Usd};
 use super::pace::Pace;
 use super::reached::Reached;
@@ -114,6 +114,9 @@ pub struct HeadState {
     /// Whether the model was asked to mend its final answer: that is done once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repaired: bool,
+    /// What a request has used at most whose answer began to come and has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<TurnUsage>,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -301,7 +304,7 @@ impl Envelope {
     pub fn cost_left(&self) -> Option<Usd> {
         let most = self.limits().max_cost_usd?;
         let state = &self.head.state;
-        let used = if state.usage.model_requests == 0 { Some(Usd::ZERO) } else { state.usage.cost_usd };
+        let used = state.usage.cost();
         Some(used.map_or(Usd::ZERO, |used| most.minus(used).minus(state.asks.reserved_cost())))
     }
 

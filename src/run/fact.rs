@@ -49,6 +49,8 @@ pub enum Fact {
     TurnStreamed {
         /// Text and reasoning deltas.
         parts: Vec<Part>,
+        /// What the request has used at most, should nothing more come.
+        usage: TurnUsage,
     },
     /// The model's turn ended properly.
     TurnEnded {
@@ -69,6 +71,8 @@ pub enum Fact {
         retry: bool,
         /// The tool on offer for which the provider refused the whole request.
         refused: Option<String>,
+        /// What it may have cost.
+        usage: TurnUsage,
     },
     /// One attempt of a call ended.
     CallEnded {
@@ -239,6 +243,8 @@ pub enum SampleEnd {
     Failed {
         /// Why; for people.
         message: String,
+        /// Whether the provider may want to be paid for it.
+        may_cost: bool,
     },
 }
 

@@ -121,7 +121,7 @@ pub struct Picture {
     pub data: String,
 }
 
-/// Token counts of one model request, as the provider gave them.
+/// Token counts of one model request: what the provider says, and where it does not, what the request used at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TurnUsage {
     /// Tokens read.
@@ -131,6 +131,25 @@ pub struct TurnUsage {
     /// Tokens read from the provider's cache, contained in `input_tokens`.
     #[serde(default)]
     pub cached_input_tokens: u64,
+    /// How many of the tokens read and written the provider did not count: they are the most that the request may have
+    /// used. Left out where it counted all.
+    #[serde(default, skip_serializing_if = "is_none")]
+    #[schema(required = false)]
+    pub estimated_tokens: u64,
+}
+
+impl TurnUsage {
+    /// What nobody counted.
+    pub const fn estimated(input_tokens: u64, output_tokens: u64) -> Self {
+        let estimated_tokens = input_tokens.saturating_add(output_tokens);
+        Self { input_tokens, output_tokens, cached_input_tokens: 0, estimated_tokens }
+    }
+}
+
+/// Whether a count is left out.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+pub(super) const fn is_none(count: &u64) -> bool {
+    *count == 0
 }
 
 /// One call as the model wrote it.
@@ -157,4 +176,14 @@ pub struct ModelTurn {
     pub finish_reason: FinishReason,
     /// What it cost.
     pub usage: TurnUsage,
+}
+
+impl ModelTurn {
+    /// How many bytes the model wrote.
+    pub fn bytes(&self) -> u64 {
+        let thought = self.reasoning.iter().map(|(text, _)| text.len());
+        let called = self.calls.iter().map(|call| call.tool.len().saturating_add(call.arguments.len()));
+        let bytes = thought.chain(called).fold(self.text.len(), usize::saturating_add);
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
 }

@@ -34,6 +34,7 @@ pub mod commit;
 pub mod credential;
 pub mod dialect;
 pub mod envelope;
+pub mod estimate;
 pub mod event;
 pub mod fact;
 pub mod fetched;

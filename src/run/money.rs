@@ -124,7 +124,7 @@ impl Price {
     pub fn least(&self, input_tokens: u64) -> Usd {
         let is_cheaper = self.cached_input < self.input;
         let cached_input_tokens = if is_cheaper { input_tokens } else { 0 };
-        self.of(TurnUsage { input_tokens, output_tokens: 0, cached_input_tokens })
+        self.of(TurnUsage { input_tokens, output_tokens: 0, cached_input_tokens, estimated_tokens: 0 })
     }
 
     /// Whether nothing costs anything.
@@ -209,6 +209,7 @@ mod tests {
             input_tokens,
             output_tokens,
             cached_input_tokens,
+            estimated_tokens: 0,
         };
         assert_eq!(price.of(usage(10, 0, 5)).to_string(), "0.0000125");
         assert_eq!(price.of(usage(1_000_000, 0, 0)), usd("0.25"));

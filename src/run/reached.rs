@@ -169,7 +169,7 @@ impl Limit {
 /// What the run has cost or may yet cost, and what it needs to go on. `None`: nobody knows.
 fn least_cost(run: &Envelope) -> Option<(Usd, Usd)> {
     let (state, price) = (&run.head.state, run.price()?);
-    let used = if state.usage.model_requests == 0 { Usd::ZERO } else { state.usage.cost_usd? };
+    let used = state.usage.cost()?;
     let used = used.plus(state.asks.reserved_cost());
     let next = price.least(state.pace.last_input_tokens);
     let next = if price.is_free() { next } else { next.max(Usd::LEAST) };

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::message::TurnUsage;
+use super::message::{TurnUsage, is_none};
 use super::money::{Price, Usd};
 
 /// What a run used over its whole life.
@@ -20,6 +20,11 @@ pub struct Usage {
     pub cached_input_tokens: u64,
     /// Read and written.
     pub total_tokens: u64,
+    /// How many of them no provider counted: they are the most that requests may have used whose answer had no count, or
+    /// never came to its end. Left out where all are counted.
+    #[serde(default, skip_serializing_if = "is_none")]
+    #[schema(required = false)]
+    pub estimated_tokens: u64,
     /// What they cost, in US dollars; left out where the price of a model is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>)]
@@ -30,13 +35,23 @@ impl Usage {
     /// Counts one committed request, at its model's price. Once something of an unknown price is among them, the whole
     /// cost is unknown.
     pub fn count(&mut self, turn: TurnUsage, price: Option<&Price>) {
-        let before = if self.model_requests == 0 { Some(Usd::ZERO) } else { self.cost_usd };
-        self.cost_usd = before.zip(price).map(|(before, price)| before.plus(price.of(turn)));
+        self.count_lost(turn, price);
         self.model_requests = self.model_requests.saturating_add(1);
+    }
+
+    /// Counts what a request may have used whose outcome nobody will know.
+    pub fn count_lost(&mut self, turn: TurnUsage, price: Option<&Price>) {
+        self.cost_usd = self.cost().zip(price).map(|(before, price)| before.plus(price.of(turn)));
         self.input_tokens = self.input_tokens.saturating_add(turn.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(turn.output_tokens);
         self.cached_input_tokens = self.cached_input_tokens.saturating_add(turn.cached_input_tokens);
         self.total_tokens = self.input_tokens.saturating_add(self.output_tokens);
+        self.estimated_tokens = self.estimated_tokens.saturating_add(turn.estimated_tokens);
+    }
+
+    /// What it cost. `None`: nobody knows.
+    pub const fn cost(&self) -> Option<Usd> {
+        if self.model_requests == 0 && self.total_tokens == 0 { Some(Usd::ZERO) } else { self.cost_usd }
     }
 }
 

@@ -8,6 +8,7 @@ use super::ask::{Asks, SampleRequest};
 use super::asking::SamplingApproval;
 use super::envelope::Envelope;
 use super::ids::CallKey;
+use super::message::TurnUsage;
 use super::money::Usd;
 use super::spec::McpEntry;
 use super::time::Timestamp;
@@ -128,7 +129,7 @@ impl Denial {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleCost {
     /// Tokens.
-    pub tokens: u64,
+    pub most: TurnUsage,
     /// What they may cost, where that is known.
     pub cost_usd: Option<Usd>,
 }
@@ -152,9 +153,19 @@ pub struct Reservation {
     pub model: String,
     /// How many tokens.
     pub tokens: u64,
+    /// How many of them to read.
+    #[serde(default)]
+    pub input_tokens: u64,
     /// What they may cost, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<Usd>,
+}
+
+impl Reservation {
+    /// What was reserved, as what was used: that is all that is known of a sample without an end.
+    pub const fn usage(&self) -> TurnUsage {
+        TurnUsage::estimated(self.input_tokens, self.tokens.saturating_sub(self.input_tokens))
+    }
 }
 
 /// What comes before a sample.
@@ -193,17 +204,18 @@ pub fn rule(
         SamplingApproval::Always if !approved => return Ok(Admission::Ask(requirement(entry, model))),
         SamplingApproval::Always | SamplingApproval::Never => {}
     }
-    let cost = request.cost();
+    let most = request.most();
+    let cost = most.input_tokens.saturating_add(most.output_tokens);
     match envelope.tokens_left() {
         Some(left) if cost > left => return Err(Denial::Budget { cost, left }),
         Some(_) | None => {}
     }
     let price = envelope.spec.prices.of(&sampling.model);
-    let money = price.map(|price| price.of(request.most()));
+    let money = price.map(|price| price.of(most));
     match (envelope.cost_left(), money) {
         (Some(_), None) => Err(Denial::NoPrice(model.clone())),
         (Some(left), Some(cost)) if cost > left => Err(Denial::Cost { cost, left }),
-        (Some(_) | None, cost_usd) => Ok(Admission::Reserve(SampleCost { tokens: cost, cost_usd })),
+        (Some(_) | None, cost_usd) => Ok(Admission::Reserve(SampleCost { most, cost_usd })),
     }
 }
 

@@ -234,6 +234,7 @@ impl<'a> Draft<'a> {
     /// Ends the leg: its time counts as work, waiting does not.
     fn leave(&mut self) {
         self.drop_reservations();
+        self.count_unended();
         let worked = self.envelope.worked_ms(self.now);
         self.envelope.head.state.worked_ms = worked;
         (self.envelope.head.state.leg_began_at, self.envelope.head.state.idle_since) = (None, None);

@@ -63,8 +63,9 @@ pub(super) fn enter(draft: &mut Draft<'_>) {
     head.state.leg_began_at = Some(now);
     head.attempt = if head.state.progressed { 1 } else { head.attempt.saturating_add(1) };
     head.state.progressed = false;
-    // Whoever made samples then is gone.
+    // Whoever made samples then is gone, and so is whoever listened to the model.
     draft.drop_reservations();
+    draft.count_unended();
     draft.status(Status::Running);
 }
 

@@ -45,11 +45,13 @@ pub fn apply(envelope: &mut Envelope, fact: Fact, now: Timestamp) -> Result<Comm
         Fact::CatalogUnreadable { message } => leg::catalog_unreadable(envelope, message, now),
         Fact::CatalogReread { served, warnings } => refresh::reread(envelope, *served, warnings, now),
         Fact::CatalogNotReread { message } => refresh::not_reread(envelope, &message, now),
-        Fact::TurnStreamed { parts } => turn::streamed(envelope, parts, now),
+        Fact::TurnStreamed { parts, usage } => turn::streamed(envelope, parts, usage, now),
         Fact::TurnEnded { turn, parts, rulings, structured } => {
             turn::ended(envelope, *turn, parts, (rulings, structured), now)
         }
-        Fact::ModelFailed { error, retry, refused } => turn::failed(envelope, error, (retry, refused), now),
+        Fact::ModelFailed { error, retry, refused, usage } => {
+            turn::failed(envelope, error, (retry, refused, usage), now)
+        }
         Fact::CallEnded { key, outcome } => settle::call_ended(envelope, key, outcome, now),
         Fact::CallsProgressed { calls } => settle::calls_progressed(envelope, calls, now),
         Fact::RoomCame => proceed::room_came(envelope, now),

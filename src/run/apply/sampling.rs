@@ -112,7 +112,17 @@ fn unreserved(draft: &Draft<'_>, key: CallKey) -> Reservation {
     let server = call.and_then(|call| call.target.as_ref()).map(|target| target.server.clone()).unwrap_or_default();
     let sampling = call.and_then(|call| draft.envelope.entry_of(call)).and_then(|entry| entry.sampling.as_ref());
     let model = sampling.map(|sampling| sampling.model.name.clone()).unwrap_or_default();
-    Reservation { sample: 0, call: key, question: None, approval: None, server, model, tokens: 0, cost_usd: None }
+    Reservation {
+        sample: 0,
+        call: key,
+        question: None,
+        approval: None,
+        server,
+        model,
+        tokens: 0,
+        input_tokens: 0,
+        cost_usd: None,
+    }
 }
 
 fn reserve(
@@ -125,8 +135,9 @@ fn reserve(
     let empty = unreserved(draft, key);
     let asks = &mut draft.envelope.head.state.asks;
     asks.samples = asks.samples.saturating_add(1);
-    let SampleCost { tokens, cost_usd } = cost;
-    let reserved = Reservation { sample: asks.samples, question, approval, tokens, cost_usd, ..empty };
+    let SampleCost { most, cost_usd } = cost;
+    let (input_tokens, tokens) = (most.input_tokens, most.input_tokens.saturating_add(most.output_tokens));
+    let reserved = Reservation { sample: asks.samples, question, approval, tokens, input_tokens, cost_usd, ..empty };
     asks.reserved.push(reserved.clone());
     let told = Told { reserved_tokens: Some(tokens), ..Told::default() };
     draft.tell_sampling(&reserved, call_id, "reserved", told);
@@ -176,7 +187,8 @@ fn price_of(envelope: &Envelope, key: CallKey) -> Option<Price> {
     envelope.spec.prices.of(&sampling.model).copied()
 }
 
-/// Settles a sample: what was reserved is free again, and what was used counts.
+/// Settles a sample: what was reserved is free again, and what was used counts. Where nobody said how much that is, it is
+/// what was reserved.
 pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: Timestamp) -> Result<Commit, Refusal> {
     let Some(reserved) = envelope.head.state.asks.reserved.iter().find(|reserved| reserved.sample == sample).cloned()
     else {
@@ -192,7 +204,8 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
     state.asks.reserved.retain(|reserved| reserved.sample != sample);
     let usage = match &end {
         SampleEnd::Made { usage, .. } => *usage,
-        SampleEnd::Failed { .. } => TurnUsage::default(),
+        SampleEnd::Failed { may_cost: true, .. } => reserved.usage(),
+        SampleEnd::Failed { may_cost: false, .. } => TurnUsage::default(),
     };
     state.usage.count(usage, price.as_ref());
     state.asks.usage.count(usage, price.as_ref());
@@ -204,8 +217,9 @@ pub(super) fn ended(envelope: &mut Envelope, sample: u32, end: SampleEnd, now: T
                 draft.reply(key, question, Reply::Sample(sample));
             }
         }
-        SampleEnd::Failed { message } => {
-            draft.tell_sampling(&reserved, &call_id, "failed", Told::why("model-error", message.clone()));
+        SampleEnd::Failed { message, may_cost } => {
+            let told = Told { usage: may_cost.then_some(usage), ..Told::why("model-error", message.clone()) };
+            draft.tell_sampling(&reserved, &call_id, "failed", told);
             if reserved.question.is_some() {
                 let message = format!("The MCP server asked for a sample of a model, which failed: {message}.");
                 settle::fail(&mut draft, key, ToolError::new("sampling-failed", message), None);
@@ -256,7 +270,8 @@ impl Draft<'_> {
         self.envelope.head.state.asks.count_sample(key, is_open);
     }
 
-    /// Nobody makes the samples any more that something is reserved for.
+    /// Nobody makes the samples any more that something is reserved for. They may have been asked for: what was reserved
+    /// counts as used.
     pub(super) fn drop_reservations(&mut self) {
         self.drop_reservations_of(|_| true);
     }
@@ -266,9 +281,14 @@ impl Draft<'_> {
         let gone: Vec<Reservation> = asks.reserved.iter().filter(|reserved| dropped(reserved)).cloned().collect();
         asks.reserved.retain(|reserved| !dropped(reserved));
         for reserved in gone {
+            let (usage, price) = (reserved.usage(), price_of(self.envelope, reserved.call));
+            let state = &mut self.envelope.head.state;
+            state.usage.count_lost(usage, price.as_ref());
+            state.asks.usage.count_lost(usage, price.as_ref());
             let call = self.envelope.calls.iter().find(|call| call.key == reserved.call);
             if let Some(call_id) = call.map(|call| call.call_id.clone()) {
-                let told = Told::why("call-ended", "the call or its leg ended before the model answered".to_owned());
+                let why = "the call or its leg ended before the model answered".to_owned();
+                let told = Told { usage: Some(usage), ..Told::why("call-ended", why) };
                 self.tell_sampling(&reserved, &call_id, "failed", told);
             }
         }

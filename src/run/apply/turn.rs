@@ -25,10 +25,16 @@ use crate::run::time::Timestamp;
 /// Failed requests in a row after which a run is given up.
 const MAX_MODEL_FAILURES: u32 = 5;
 
-pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp) -> Result<Commit, Refusal> {
+pub(super) fn streamed(
+    envelope: &mut Envelope,
+    parts: Vec<Part>,
+    usage: TurnUsage,
+    now: Timestamp,
+) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
     let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
+    draft.envelope.head.state.asked = Some(usage);
     for part in parts {
         draft.part(turn, part);
     }
@@ -38,14 +44,13 @@ pub(super) fn streamed(envelope: &mut Envelope, parts: Vec<Part>, now: Timestamp
 pub(super) fn failed(
     envelope: &mut Envelope,
     error: RunError,
-    (retry, refused): (bool, Option<String>),
+    (retry, refused, usage): (bool, Option<String>, TurnUsage),
     now: Timestamp,
 ) -> Result<Commit, Refusal> {
     require_asking(envelope)?;
-    let (turn, price) = (envelope.head.state.turns.saturating_add(1), envelope.price().copied());
+    let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
-    let state = &mut draft.envelope.head.state;
-    state.usage.count(TurnUsage::default(), price.as_ref());
+    draft.count(usage);
     draft.part(turn, Part::Error { error: error.clone() });
     if refused.is_some_and(|tool| draft.set_aside(&tool)) {
         return Ok(draft.commit());
@@ -55,6 +60,8 @@ pub(super) fn failed(
     let again = retry && state.model_failures < MAX_MODEL_FAILURES;
     if !again {
         draft.fail(error);
+    } else if let Some(limit) = limits::before_turn(draft.envelope, now) {
+        limits::reach(&mut draft, limit, Vec::new());
     }
     Ok(draft.commit())
 }
@@ -65,8 +72,7 @@ pub(super) fn unstorable(envelope: &mut Envelope, usage: TurnUsage, now: Timesta
     let turn = envelope.head.state.turns.saturating_add(1);
     let mut draft = Draft::new(envelope, now);
     draft.progress();
-    let price = draft.envelope.price().copied();
-    draft.envelope.head.state.usage.count(usage, price.as_ref());
+    draft.count(usage);
     let message = "The model's answer cannot be stored. It was not asked again.";
     let error = RunError::new("unstorable", message);
     draft.part(turn, Part::Error { error: error.clone() });
@@ -91,8 +97,7 @@ pub(super) fn ended(
     draft.envelope.head.state.turns = number;
     draft.envelope.head.state.model_failures = 0;
     draft.envelope.turn_told = false;
-    let price = draft.envelope.price().copied();
-    draft.envelope.head.state.usage.count(turn.usage, price.as_ref());
+    draft.count(turn.usage);
     draft.envelope.head.state.pace.turned(turn.usage);
     for part in parts {
         draft.part(number, part);
@@ -232,6 +237,25 @@ fn make(draft: &mut Draft<'_>, calls: Vec<Call>) {
     let rejected: Vec<_> = draft.envelope.calls.iter().filter(|call| call.stage.is_settled()).cloned().collect();
     for call in &rejected {
         draft.event(settle::ended(call, None));
+    }
+}
+
+impl Draft<'_> {
+    /// Counts a request to the run's own model whose outcome is known.
+    fn count(&mut self, usage: TurnUsage) {
+        let price = self.envelope.price().copied();
+        let state = &mut self.envelope.head.state;
+        state.asked = None;
+        state.usage.count(usage, price.as_ref());
+    }
+
+    /// Counts what was heard of a request whose end nobody will hear any more, as the most that it may have used.
+    pub(super) fn count_unended(&mut self) {
+        let price = self.envelope.price().copied();
+        let state = &mut self.envelope.head.state;
+        if let Some(usage) = state.asked.take() {
+            state.usage.count_lost(usage, price.as_ref());
+        }
     }
 }
 

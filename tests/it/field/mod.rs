@@ -14,3 +14,4 @@ mod sessions;
 mod shutdown;
 mod sse;
 mod tenants;
+mod usage;

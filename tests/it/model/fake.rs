@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 /// How a connection ends after the last byte.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Then {
+pub(crate) enum Then {
     /// In good order.
     Close,
     /// With a reset.
@@ -21,7 +21,7 @@ pub(super) enum Then {
 }
 
 /// A fake provider that answers every request alike. Dropping it ends it.
-pub(super) struct Fake {
+pub(crate) struct Fake {
     url: String,
     seen: Arc<Mutex<Vec<Request>>>,
     _tasks: JoinSet<()>,
@@ -29,15 +29,15 @@ pub(super) struct Fake {
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
+pub(crate) struct Request {
     /// The request line and the headers, in lower case.
-    pub(super) head: String,
-    pub(super) body: Value,
+    pub(crate) head: String,
+    pub(crate) body: Value,
 }
 
 impl Fake {
     /// Answers with `pieces`, each written on its own, and then ends as told.
-    pub(super) async fn start(pieces: Vec<Vec<u8>>, then: Then) -> Self {
+    pub(crate) async fn start(pieces: Vec<Vec<u8>>, then: Then) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -62,25 +62,25 @@ impl Fake {
     }
 
     /// A whole answer that is no stream.
-    pub(super) async fn answering(status: &str, headers: &str, body: &str) -> Self {
+    pub(crate) async fn answering(status: &str, headers: &str, body: &str) -> Self {
         let length = body.len();
         let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
         Self::start(vec![format!("{head}{body}").into_bytes()], Then::Close).await
     }
 
     /// A whole stream, properly ended.
-    pub(super) async fn streaming(events: &str) -> Self {
+    pub(crate) async fn streaming(events: &str) -> Self {
         Self::start(vec![head(), chunk(events.as_bytes()), last_chunk()], Then::Close).await
     }
 
     /// The same with every byte in a chunk of its own.
-    pub(super) async fn dripping(events: &str) -> Self {
+    pub(crate) async fn dripping(events: &str) -> Self {
         let bytes = events.as_bytes().iter().map(|byte| chunk(&[*byte]));
         Self::start(std::iter::once(head()).chain(bytes).chain([last_chunk()]).collect(), Then::Close).await
     }
 
     /// A stream that ends as told after `events`; in good order means with the protocol's own end of a body.
-    pub(super) async fn breaking(events: &str, then: Then) -> Self {
+    pub(crate) async fn breaking(events: &str, then: Then) -> Self {
         let mut pieces = vec![head()];
         if !events.is_empty() {
             pieces.push(chunk(events.as_bytes()));
@@ -91,12 +91,12 @@ impl Fake {
         Self::start(pieces, then).await
     }
 
-    pub(super) fn url(&self) -> &str {
+    pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
     /// The last request.
-    pub(super) fn seen(&self) -> Request {
+    pub(crate) fn seen(&self) -> Request {
         self.seen.lock().last().cloned().expect("no request arrived")
     }
 }

@@ -2,7 +2,7 @@
 //! wrote.
 
 mod aimock;
-mod fake;
+pub(crate) mod fake;
 mod faults;
 mod llmock;
 mod protocols;

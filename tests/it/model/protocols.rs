@@ -142,7 +142,10 @@ async fn check_calls(provider: Provider, fake: Fake) {
     assert_eq!(calls, expected, "{provider:?}");
     assert_eq!(turn.text, "Héllo 😀");
     assert_eq!(turn.finish_reason, FinishReason::ToolCalls);
-    assert_eq!(turn.usage, TurnUsage { input_tokens: 24, output_tokens: 9, cached_input_tokens: 4 });
+    assert_eq!(
+        turn.usage,
+        TurnUsage { input_tokens: 24, output_tokens: 9, cached_input_tokens: 4, estimated_tokens: 0 }
+    );
 }
 
 #[tokio::test]

@@ -73,7 +73,7 @@ pub(super) fn turn_ended(run: &Envelope, tools: [&str; CALLS]) -> Fact {
         text: if tools.is_empty() { "done".to_owned() } else { String::new() },
         calls: tools.iter().map(written).collect(),
         finish_reason: if tools.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls },
-        usage: TurnUsage { input_tokens: 1, output_tokens: 1, cached_input_tokens: 0 },
+        usage: TurnUsage { input_tokens: 1, output_tokens: 1, cached_input_tokens: 0, estimated_tokens: 0 },
     };
     let rulings = tools.iter().map(ruling).collect();
     Fact::TurnEnded { turn: Box::new(turn), parts: vec![], rulings, structured: None }

@@ -57,6 +57,7 @@ impl Draft {
             progressed: false,
             reached: None,
             repaired: false,
+            asked: None,
             model_failures: 0,
             asks: Asks::default(),
             catalog_failures: 0,

@@ -7,6 +7,7 @@ use crate::run::approval::Verdict;
 use crate::run::ask::Ask;
 use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
+use crate::run::event::EventBody;
 use crate::run::fact::{Fact, Resolution, SampleEnd};
 use crate::run::refusal::Refusal;
 use crate::run::sampling::{MAX_AT_ONCE, MAX_SAMPLES, has_room, is_spent};
@@ -121,17 +122,20 @@ fn b101_what_is_reserved_and_used_never_exceeds_the_budget_and_ends_with_its_cal
     let fits = left - sample(0).cost();
     assert_eq!(decisions(&decide(&mut run, sample_asked(1, fits))), ["reserved null"]);
     assert_eq!(run.tokens_left(), Some(0));
-    // A node that dies takes its reservations with it.
+    // A node that dies takes its reservations with it: they may have been used.
     let mut crashed = reloaded(&run);
     let commit = decide(&mut crashed, Fact::LegBegan);
     assert_eq!(decisions(&commit), ["failed call-ended", "failed call-ended"]);
-    assert_eq!(crashed.tokens_left(), Some(20_000 - 15));
+    assert_eq!((crashed.tokens_left(), crashed.head.state.asks.reserved.len()), (Some(0), 0));
+    assert_eq!(crashed.head.state.usage.estimated_tokens, 20_000 - 15);
+    assert_eq!(crashed.head.state.asks.usage.estimated_tokens, 20_000 - 15);
     assert!(matches!(apply(&mut crashed, made(1), NOW), Err(Refusal::Impossible(_))));
     // So does a call that ends first; the other one's is settled.
     assert_eq!(decisions(&decide(&mut run, done(key(1, 0)))), ["failed call-ended"]);
     assert_eq!(decisions(&decide(&mut run, made(2))), ["made null"]);
-    assert_eq!((run.tokens_left(), run.head.state.usage.total_tokens), (Some(20_000 - 25), 25));
-    assert_eq!((run.head.state.asks.usage.total_tokens, run.head.state.own_requests()), (10, 1));
+    let lost = sample(10_000).cost();
+    assert_eq!((run.tokens_left(), run.head.state.usage.total_tokens), (Some(20_000 - 25 - lost), 25 + lost));
+    assert_eq!((run.head.state.asks.usage.total_tokens, run.head.state.own_requests()), (10 + lost, 1));
 }
 
 #[test]
@@ -214,7 +218,10 @@ fn a_stored_sample_that_is_refused_or_fails_fails_its_call_and_closes_its_questi
     };
     let refused = stored(json!({ "max_tokens": 26 }));
     let mut failed = stored(json!({}));
-    decide(&mut failed, Fact::SampleEnded { sample: 1, end: SampleEnd::Failed { message: "no".to_owned() } });
+    decide(
+        &mut failed,
+        Fact::SampleEnded { sample: 1, end: SampleEnd::Failed { message: "no".to_owned(), may_cost: false } },
+    );
     for run in [refused, failed] {
         assert_eq!((stages(&run), next(&run)), (vec!["failed"], Step::AskModel));
         assert!(run.head.state.asks.open.is_empty() && run.head.state.asks.reserved.is_empty());
@@ -263,4 +270,18 @@ fn waiting_for_people_is_no_work_and_what_goes_on_beside_it_is() {
     let vote = vote_on(&run, 0, "bob", Verdict::Approve, None);
     apply(&mut run, vote, NOW.plus_millis(9_000)).unwrap();
     assert_eq!(run.worked_ms(NOW.plus_millis(9_500)), 1_500);
+}
+
+#[test]
+fn field_a149_a_sample_that_failed_after_it_began_counts_as_what_was_reserved() {
+    for may_cost in [false, true] {
+        let mut run = calling(&["charge"], json!({ "max_tokens": 20_000 }), small());
+        decide(&mut run, sample_asked(0, 100));
+        let used = if may_cost { sample(100).cost() } else { 0 };
+        let end = SampleEnd::Failed { message: "cut off".to_owned(), may_cost };
+        let commit = decide(&mut run, Fact::SampleEnded { sample: 1, end });
+        let EventBody::Sampling { usage, .. } = &commit.events[0].body else { panic!("no sampling") };
+        assert_eq!(usage.map_or(0, |usage| usage.estimated_tokens), used);
+        assert_eq!((run.tokens_left(), run.head.state.usage.estimated_tokens), (Some(20_000 - 15 - used), used));
+    }
 }

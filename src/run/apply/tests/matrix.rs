@@ -12,6 +12,7 @@ use crate::run::ask::Ask;
 use crate::run::envelope::Envelope;
 use crate::run::event::Part;
 use crate::run::fact::{Fact, Resolution};
+use crate::run::message::TurnUsage;
 use crate::run::next;
 use crate::run::result::RunError;
 use crate::run::spec::CatalogPolicy;
@@ -105,7 +106,10 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
     let text = Part::TextDelta { text: "a".to_owned(), offset: 0 };
     let open = run.head.state.approvals.open.first().map_or(Uuid::nil(), |open| open.approval.id);
     let vote = |verdict| vote_of(open, "bob", verdict, None);
-    let error = || RunError::new("model-error", "no");
+    let model_failed = |retry| {
+        let (error, usage) = (RunError::new("model-error", "no"), TurnUsage::default());
+        Fact::ModelFailed { error, retry, refused: None, usage }
+    };
     vec![
         ("leg began", Fact::LegBegan),
         ("catalog same", same_catalog(run)),
@@ -114,11 +118,11 @@ fn facts(run: &Envelope) -> Vec<(&'static str, Fact)> {
         ("catalog reread, same", reread(run.binding.clone())),
         ("catalog reread, changed", reread(changed.clone())),
         ("catalog not reread", not_reread()),
-        ("turn streamed", Fact::TurnStreamed { parts: vec![text] }),
+        ("turn streamed", Fact::TurnStreamed { parts: vec![text], usage: TurnUsage::estimated(7, 3) }),
         ("turn ended, text", ended(run, turn("done", &[]))),
         ("turn ended, call", ended(run, turn("", &[("call_1", "charge")]))),
-        ("model failed, retry", Fact::ModelFailed { error: error(), retry: true, refused: None }),
-        ("model failed", Fact::ModelFailed { error: error(), retry: false, refused: None }),
+        ("model failed, retry", model_failed(true)),
+        ("model failed", model_failed(false)),
         ("call done", done(key(1, 0))),
         ("call lost", unknown(key(1, 0))),
         ("call deferred", deferred(key(1, 0))),

@@ -310,6 +310,7 @@ impl World {
                 error: crate::run::result::RunError::new("model-error", "busy"),
                 retry: true,
                 refused: None,
+                usage: crate::run::message::TurnUsage::default(),
             },
             _ => ended(&self.memory, turn("", &[("x", "look")])),
         }
@@ -416,7 +417,7 @@ impl World {
     /// A sample that a stored question waits for.
     fn sample(&mut self, pick: usize, dies: u8) {
         if let Some(reserved) = self.memory.head.state.asks.reserved.first() {
-            let failed = SampleEnd::Failed { message: "busy".to_owned() };
+            let failed = SampleEnd::Failed { message: "busy".to_owned(), may_cost: false };
             let sample = reserved.sample;
             let fact = if pick.is_multiple_of(5) { Fact::SampleEnded { sample, end: failed } } else { made(sample) };
             return self.step(fact, dies);

@@ -179,7 +179,8 @@ fn b244_a_budget_of_money_stops_the_run_before_the_turn_that_it_has_no_room_for(
     }
     // What failed cost nothing and is known to; a price that nobody knows leaves nothing of a budget.
     let mut run = with_money("0.00004");
-    let failed = Fact::ModelFailed { error: RunError::new("model-error", "no"), retry: true, refused: None };
+    let (error, usage) = (RunError::new("model-error", "no"), TurnUsage::default());
+    let failed = Fact::ModelFailed { error, retry: true, refused: None, usage };
     apply(&mut run, failed, NOW).unwrap();
     assert_eq!(run.head.state.usage.cost_usd, Some(Usd::ZERO));
     run.spec.prices = Prices::default();
@@ -261,6 +262,43 @@ fn b245_what_never_reached_its_server_is_no_error_of_the_tool() {
     assert_eq!((run.head.status, run.head.state.pace.errors.len()), (Status::Running, 0));
 }
 
+#[test]
+fn field_a149_what_a_turn_without_its_end_may_have_used_counts_against_the_budget() {
+    let streamed = |usage| Fact::TurnStreamed { parts: Vec::new(), usage };
+    let most = TurnUsage::estimated(700, 200);
+    let failed = |usage| {
+        let error = RunError::new("model-error", "cut off");
+        Fact::ModelFailed { error, retry: true, refused: None, usage }
+    };
+    // Cut off: nothing is asked again that the budget may not have.
+    for (budget, status) in [(901, Status::Running), (900, Status::Stopped(StopReason::BudgetTokens))] {
+        let (mut run, _) = new_run(json!({ "max_tokens": budget }), true);
+        apply(&mut run, streamed(TurnUsage::estimated(700, 10)), NOW).unwrap();
+        assert_eq!(run.head.state.usage.total_tokens, 0, "its end may still come");
+        apply(&mut run, failed(most), NOW).unwrap();
+        let usage = run.head.state.usage;
+        assert_eq!((run.head.status, usage.total_tokens, usage.estimated_tokens), (status, 900, 900));
+        assert_eq!((usage.model_requests, run.head.state.asked), (1, None));
+    }
+    // Cancelled in the middle, or left by a node that died: it is no request with an outcome, and counts.
+    let (mut run, _) = new_run(json!({ "max_tokens": 10_000 }), true);
+    apply(&mut run, streamed(most), NOW).unwrap();
+    let mut crashed = reloaded(&run);
+    apply(&mut run, Fact::Cancelled, NOW).unwrap();
+    apply(&mut crashed, Fact::LegBegan, NOW).unwrap();
+    for run in [&run, &crashed] {
+        let state = &run.head.state;
+        assert_eq!((state.usage.total_tokens, state.usage.estimated_tokens, state.own_requests()), (900, 900, 0));
+        assert_eq!((run.tokens_left(), state.asked), (Some(9_100), None));
+    }
+    // What ends is counted by its end alone.
+    let (mut run, _) = new_run(json!({}), true);
+    apply(&mut run, streamed(most), NOW).unwrap();
+    let fact = ended(&run, turn("done", &[]));
+    apply(&mut run, fact, NOW).unwrap();
+    assert_eq!((run.head.state.usage.total_tokens, run.head.state.usage.estimated_tokens), (15, 0));
+}
+
 proptest! {
     #[test]
     fn b244_no_turn_begins_with_nothing_left_and_every_cost_is_exact(
@@ -275,7 +313,7 @@ proptest! {
                 break;
             }
             prop_assert!(run.cost_left() > Some(Usd::ZERO), "{:?}", run.cost_left());
-            let usage = TurnUsage { input_tokens, output_tokens, cached_input_tokens: 0 };
+            let usage = TurnUsage { input_tokens, output_tokens, cached_input_tokens: 0, estimated_tokens: 0 };
             spent = spent.plus(Usd::parse(&format!("{}e-6", input_tokens + 2 * output_tokens)).unwrap());
             let fact = ended(&run, ModelTurn { usage, ..turn("more", &[("", "charge")]) });
             apply(&mut run, fact, NOW).unwrap();

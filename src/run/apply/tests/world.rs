@@ -85,7 +85,7 @@ pub(super) fn turn(text: &str, calls: &[(&str, &str)]) -> ModelTurn {
         text: text.to_owned(),
         calls: calls.iter().map(written).collect(),
         finish_reason: if calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls },
-        usage: TurnUsage { input_tokens: 10, output_tokens: 5, cached_input_tokens: 0 },
+        usage: TurnUsage { input_tokens: 10, output_tokens: 5, cached_input_tokens: 0, estimated_tokens: 0 },
     }
 }
 
@@ -252,7 +252,7 @@ pub(super) fn sample_asked(position: u32, max_tokens: u64) -> Fact {
 
 pub(super) fn made(number: u32) -> Fact {
     let sample = Sample { model: "small".to_owned(), text: "Short.".to_owned(), finish_reason: FinishReason::Stop };
-    let usage = TurnUsage { input_tokens: 5, output_tokens: 5, cached_input_tokens: 0 };
+    let usage = TurnUsage { input_tokens: 5, output_tokens: 5, cached_input_tokens: 0, estimated_tokens: 0 };
     Fact::SampleEnded { sample: number, end: SampleEnd::Made { sample, usage } }
 }
 
