@@ -10,6 +10,7 @@ mod declared;
 mod fresh;
 mod gate;
 mod out;
+mod place;
 mod registry;
 mod target;
 mod tasks;
@@ -44,8 +45,8 @@ use crate::schema::{Busy, Schemas};
 use crate::secrets::{KeyRing, RunSecrets};
 use crate::store::{Claim, Store, StoreError};
 use catalogs::{ReadOne, unreadable};
+use place::NOWHERE;
 use registry::Registry;
-use target::NOWHERE;
 use told::EverTold;
 
 /// Whose call it is.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::SecretString;
-use serde_json::json;
 use url::Url;
 
 use super::credential::{Credential, credential};
 use super::fresh::LookupFault;
+use super::place::{place_at, place_in};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::told::Place;
 use super::{Dispatch, Sighting, Unreachable};
@@ -17,7 +17,6 @@ use crate::oauth::{ClientSecret, SecretOwner};
 use crate::run::asking::Elicitation;
 use crate::run::binding::Binding;
 use crate::run::ids::{Fence, RunUid, TenantId};
-use crate::run::json::sha256_hex;
 use crate::run::spec::{McpEntry, ModelSpec};
 use crate::secrets::{Found, Redactor, RunSecrets};
 use crate::store::Claim;
@@ -31,46 +30,7 @@ type Drive = (RunUid, Fence);
 /// How long a look at a server may take in all.
 const SIGHT_TIME: Duration = Duration::from_secs(15);
 
-/// A mark of the place that an entry leads to: the whole address, the headers, and as whom (by the secret's name: another
-/// value of it is the same place). It says nothing of them.
-fn place_at(url: &Url, entry: &McpEntry) -> String {
-    let mut url = url.clone();
-    url.set_fragment(None);
-    sha256_hex(&json!([url.as_str(), &entry.headers, &entry.auth]).to_string())
-}
-
-fn place_in(server: &StdioServer) -> String {
-    sha256_hex(&format!("stdio {}", server.name))
-}
-
-/// The place of a call whose server led nowhere when it was judged: it is sent nowhere.
-pub(super) const NOWHERE: &str = "nowhere";
-
 impl Dispatch {
-    /// A mark of the place where a call of that tool goes now; `None`: it goes to no server. What is judged, and approved, is
-    /// a call to that place: it is compared before anything leaves.
-    ///
-    /// # Errors
-    /// The store does not answer, in words. That is no fact about the call: ask again.
-    pub async fn place(&self, tenant: &TenantId, binding: &Binding, tool: &str) -> Result<Option<String>, String> {
-        let Some(entry) = binding.tool(tool).and_then(|tool| binding.entry_of(tool)) else { return Ok(None) };
-        let place = match &entry.server {
-            None => address_of(entry).map(|url| place_at(&url, entry)),
-            Some(name) => match self.server(tenant, name, Duration::MAX).await {
-                Ok(Some(server)) => match &server.process {
-                    Some(process) => Ok(place_in(process)),
-                    None => address_of(&server.entry).map(|url| place_at(&url, &server.entry)),
-                },
-                Ok(None) => Err(format!("there is no registered server named '{name}' any more")),
-                Err(fault) if fault.is_passing => return Err(fault.message),
-                Err(fault) => Err(fault.message),
-            },
-        };
-        let place =
-            place.inspect_err(|why| tracing::warn!(server = entry.label(), %why, "a call is judged for no place"));
-        Ok(Some(place.unwrap_or_else(|_why| NOWHERE.to_owned())))
-    }
-
     /// # Errors
     /// Why it cannot be reached, in words.
     pub(super) async fn target(
@@ -125,7 +85,7 @@ impl Dispatch {
         Ok(self.put_together((entry, &server.entry), url, secret, secrets, whose))
     }
 
-    async fn server(
+    pub(super) async fn server(
         &self,
         tenant: &TenantId,
         name: &str,
@@ -394,7 +354,7 @@ fn offers_of(entry: &McpEntry, drive: Option<Drive>) -> Offers {
     }
 }
 
-fn address_of(entry: &McpEntry) -> Result<Url, String> {
+pub(super) fn address_of(entry: &McpEntry) -> Result<Url, String> {
     let address = entry.url.as_deref().ok_or("the entry names no address")?;
     Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))
 }

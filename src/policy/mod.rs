@@ -15,6 +15,7 @@ mod program;
 mod threads;
 mod value;
 mod walk;
+mod words;
 
 use std::io;
 use std::sync::Arc;
