@@ -34,7 +34,7 @@ const SLOW_POLL: Duration = Duration::from_secs(2);
 /// How often calls are looked for that are behind time.
 const LOOK_FOR_LATE: Duration = Duration::from_millis(500);
 /// How many late calls are taken up at a time, and how many of them at once.
-const LATE_BATCH: u32 = 200;
+const LATE_BATCH: u32 = 32;
 const LATE_AT_ONCE: usize = 8;
 /// How many calls of one claim are handed out at once.
 const HAND_AT_ONCE: usize = 8;
@@ -311,34 +311,63 @@ impl Commands {
     /// Takes up calls whose worker is gone and calls that nobody takes, until the token is cancelled. Every node does it: of
     /// two that find the same call one is refused.
     pub async fn keep_calls_moving(self: Arc<Self>, stop: CancellationToken) {
+        let behind = Behind {
+            queue_wait_ms: millis(self.workers.queue_wait),
+            queue_max: self.workers.queue_max,
+            limit: LATE_BATCH,
+        };
         let mut looks = interval(LOOK_FOR_LATE);
+        let mut is_full = false;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                () = std::future::ready(()), if is_full => {}
                 _ = looks.tick() => {}
             }
-            let behind = Behind {
-                queue_wait_ms: millis(self.workers.queue_wait),
-                queue_max: self.workers.queue_max,
-                limit: LATE_BATCH,
-            };
             match self.store.behind_list(behind).await {
                 Ok(late) => {
-                    let taking = late.into_iter().map(|(tenant, uid, fetched)| self.take_up(tenant, uid, fetched));
-                    iter(taking).buffer_unordered(LATE_AT_ONCE).collect::<Vec<()>>().await;
+                    let more = late.len() >= LATE_BATCH as usize;
+                    // Where nothing came of it, the next look waits.
+                    is_full = self.take_all_up(late).await && more;
                 }
-                Err(fault) => tracing::warn!(%fault, "late calls of workers could not be looked for"),
+                Err(fault) => {
+                    is_full = false;
+                    tracing::warn!(%fault, "late calls of workers could not be looked for");
+                }
             }
         }
     }
 
-    async fn take_up(&self, tenant: TenantId, uid: RunUid, fetched: Fetched) {
-        let Some(actor) = Actor::parse("system:workers") else { return };
+    /// Those of one run one after the other: at once they would only be refused for each other. Whether any was taken up.
+    async fn take_all_up(&self, late: Vec<(TenantId, RunUid, Fetched)>) -> bool {
+        let mut runs: Vec<(TenantId, RunUid, Vec<Fetched>)> = Vec::new();
+        for (tenant, uid, fetched) in late {
+            match runs.iter_mut().find(|(_, of, _)| *of == uid) {
+                Some((.., calls)) => calls.push(fetched),
+                None => runs.push((tenant, uid, vec![fetched])),
+            }
+        }
+        let taking = runs.into_iter().map(async |(tenant, uid, calls)| {
+            let mut any = false;
+            for fetched in calls {
+                any |= self.take_up(tenant.clone(), uid, fetched).await;
+            }
+            any
+        });
+        iter(taking).buffer_unordered(LATE_AT_ONCE).fold(false, async |any, more| any || more).await
+    }
+
+    async fn take_up(&self, tenant: TenantId, uid: RunUid, fetched: Fetched) -> bool {
+        let Some(actor) = Actor::parse("system:workers") else { return false };
         let asker = Asker { tenant, actor, scopes: Vec::new() };
         let deadline = Instant::now() + self.allow.owner_time;
         match self.bring(&asker, uid, &LeftFact::Fetched(fetched), deadline).await {
-            Ok(Brought::Applied(_) | Brought::Refused(_)) => {}
-            Err(fault) => tracing::warn!(run = %uid.0, %fault, "a late call is taken up later"),
+            Ok(Brought::Applied(_)) => true,
+            Ok(Brought::Refused(_)) => false,
+            Err(fault) => {
+                tracing::warn!(run = %uid.0, %fault, "a late call is taken up later");
+                false
+            }
         }
     }
 }

@@ -320,7 +320,7 @@ async fn behind_list(store: &PostgresStore, behind: Behind) -> Result<Vec<(Tenan
              AND COALESCE(q.outwaits, 0) & CASE WHEN q.is_full OR s.is_served THEN 2 ELSE 1 END = 0 \
              AND (q.is_full OR COALESCE(q.outwaits, 0) & 1 = 0 OR COALESCE(w.served_since, 0) < now_ms() - $1)) \
          SELECT tenant_id, run_uid, turn, pos, lease, is_served FROM (SELECT *, row_number() OVER \
-           (PARTITION BY tenant_id ORDER BY since, run_uid, turn, pos) AS place FROM behind) AS b \
+           (PARTITION BY tenant_id ORDER BY lease IS NULL, since, run_uid, turn, pos) AS place FROM behind) AS b \
          ORDER BY place, since LIMIT $3",
     )
     .bind(behind.queue_wait_ms)

@@ -348,7 +348,7 @@ async fn behind_list(store: &SqliteStore, behind: Behind) -> Result<Vec<(TenantI
            WHERE s.outwaits & CASE WHEN s.is_full OR s.is_served THEN 2 ELSE 1 END = 0 \
              AND (s.is_full OR s.outwaits & 1 = 0 OR s.served_since < clock.now - ?1)) \
          SELECT tenant_id, run_uid, turn, pos, lease, is_served FROM (SELECT *, row_number() OVER \
-           (PARTITION BY tenant_id ORDER BY since, run_uid, turn, pos) AS place FROM behind) AS b \
+           (PARTITION BY tenant_id ORDER BY lease IS NULL, since, run_uid, turn, pos) AS place FROM behind) AS b \
          ORDER BY place, since LIMIT ?3"
     ))
     .bind(behind.queue_wait_ms)

@@ -53,7 +53,8 @@ fn untaken(trouble: Untaken) -> FetchedWhat {
 
 async fn in_turns(database: Database) {
     let store = database.open().await;
-    let mut lapsed = offered(9, MINUTE, &[]);
+    // Later than what waits, and before all of it.
+    let mut lapsed = offered(9, 1000, &[]);
     lapsed.stage = executing();
     lapsed.handing.lease = Some(Lease { id: "l".to_owned(), worker: "w".to_owned() });
     let many = (0..5).map(|n| offered(n, MINUTE + i64::from(n) * 1000, &[])).chain([lapsed]).collect();
@@ -65,11 +66,7 @@ async fn in_turns(database: Database) {
         ("globex".to_owned(), 0, nobody()),
         ("acme".to_owned(), 4, nobody()),
     ];
-    assert_eq!(
-        found(&*store, 100, 3).await,
-        first,
-        "what has no end of its lease first, and no tenant before all others"
-    );
+    assert_eq!(found(&*store, 100, 3).await, first, "whose worker is gone first, and no tenant before all others");
     assert_eq!(found(&*store, 100, 100).await.len(), 7, "the one that is new is not behind");
 }
 

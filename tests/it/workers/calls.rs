@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
 use super::{
     EXACT, answer, asking, claim, one_call, options, path, payment, pays, problem, receipt, results, run, server,
@@ -30,6 +32,7 @@ both_stores! {
     b240_a_worker_gets_no_more_than_it_can_do_at_once,
     b240_a_call_behind_a_full_queue_has_failed,
     b237_b238_a_call_that_nobody_serves_in_that_version_has_failed_and_was_never_sent,
+    b237_b239_one_tenants_late_calls_keep_nobody_elses_waiting,
     b242_a_worker_that_the_operator_does_not_permit_gets_nothing_and_the_call_has_failed,
     a_worker_gets_no_more_at_once_than_a_page_of_arguments,
     a_worker_may_put_a_call_back,
@@ -283,6 +286,37 @@ async fn b237_b238_a_call_that_nobody_serves_in_that_version_has_failed_and_was_
     let known = receipt(&server, "other", "call_1").await;
     assert_eq!((&known["error"]["code"], &known["attempt"]), (&json!("dispatch-no-handler"), &json!(0)));
     assert_eq!(results(&server, "other").await[0]["is_error"], true);
+}
+
+async fn b237_b239_one_tenants_late_calls_keep_nobody_elses_waiting(database: Database) {
+    let options = options().with("COUNTERSIGN_WORKER_QUEUE_WAIT_S", "2");
+    let server = Product::start_as(&database.url, &options).await;
+    let unserved = payment(json!({ "executor": { "type": "worker", "tool": "nobodys", "version": "1.0.0" } }));
+    let many: Vec<_> = (0..100).map(|amount| ("process_payment", json!({ "amount": amount }))).collect();
+    for id in ["a", "b", "c"] {
+        let mut body = run(id, &many, json!([unserved]));
+        body["limits"] = json!({ "max_parallel_tool_calls": 100 });
+        server.post("/v1/runs", &body, 201).await;
+    }
+    staged(&server, "a", "call_1", "failed").await;
+    let as_other = async |method: Method, path: &str, body: Option<&Value>| -> Value {
+        let answer = server.send_as("globex", method, path, body).await;
+        serde_json::from_str(&answer.text().await.unwrap()).unwrap()
+    };
+    for (id, tool) in [("late", unserved), ("lapsed", payment(json!({})))] {
+        let body = run(id, &[("process_payment", json!({ "amount": 1 }))], json!([tool]));
+        as_other(Method::POST, "/v1/runs", Some(&body)).await;
+    }
+    let claimed = as_other(Method::POST, "/v1/workers/w/claims", Some(&asking(20_000))).await;
+    assert_eq!(claimed["calls"].as_array().map(Vec::len), Some(1), "{claimed}");
+    // Its worker says nothing more; the other call has waited long enough in two seconds.
+    let began = Instant::now();
+    for (id, status) in [("lapsed", "suspended"), ("late", "completed")] {
+        while as_other(Method::GET, &format!("/v1/runs/{id}"), None).await["status"] != status {
+            assert!(began.elapsed() < Duration::from_secs(10), "{id}: {}", server.log());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 async fn b242_a_worker_that_the_operator_does_not_permit_gets_nothing_and_the_call_has_failed(database: Database) {
