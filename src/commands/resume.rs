@@ -50,10 +50,11 @@ impl Commands {
         request: ResumeRun,
     ) -> Result<(Resumed, Vec<String>), CommandError> {
         let (entries, retry) = self.check_resume(asker, &request).await?;
+        let ended = || (Resumed::Terminal, not_taken(&request));
         for _ in 0..DECIDE_TRIES {
             let view = self.view(asker, id).await?;
             if view.head.status.is_terminal() {
-                return Ok((Resumed::Terminal, Vec::new()));
+                return Ok(ended());
             }
             if let Status::Queued | Status::Running = view.head.status {
                 return Err(Refusal::RunActive.into());
@@ -90,7 +91,7 @@ impl Commands {
                 Ok(commit) => commit,
                 Err(Refusal::NothingDecided) => return Ok((Resumed::Unchanged, passed_over)),
                 // It ended between the two looks.
-                Err(Refusal::RunTerminal) => return Ok((Resumed::Terminal, Vec::new())),
+                Err(Refusal::RunTerminal) => return Ok(ended()),
                 Err(refusal) => return Err(self.placed(refusal, &envelope, &votes)),
             };
             let mut audit = self.retries(asker, id, &commit);
@@ -261,6 +262,19 @@ fn tighter(request: LimitsRequest, view: &RunView) -> Result<Limits, CommandErro
     }
     faults.finish()?;
     Ok(limits)
+}
+
+/// What is said when the run has ended and the request would have decided something: the answer is that of its end.
+fn not_taken(request: &ResumeRun) -> Vec<String> {
+    let gives = |count: Option<usize>| count.is_some_and(|count| count > 0);
+    let decides = gives(request.approvals.as_ref().map(Vec::len))
+        || gives(request.tool_results.as_ref().map(Vec::len))
+        || gives(request.retry_tool_call_ids.as_ref().map(Vec::len));
+    if decides {
+        vec!["The run has ended: none of its votes, results and retries was taken.".to_owned()]
+    } else {
+        Vec::new()
+    }
 }
 
 /// What is said of names that fit no call whose outcome nobody knows: most likely they are misspelt. They decide nothing,
