@@ -5,6 +5,7 @@
 
 const { COUNTERSIGN_URL: url, COUNTERSIGN_TOKEN: token, WORKER_ID, WORKER_BEAT_S } = process.env;
 const [tool, version] = process.argv.slice(-2);
+if (!url || !token || process.argv.length < 4) throw new Error("set COUNTERSIGN_URL and COUNTERSIGN_TOKEN, and name a tool and its version");
 const name = WORKER_ID ?? `ts-${process.pid}`;
 
 const post = async (path, body) => {

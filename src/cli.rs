@@ -202,7 +202,7 @@ pub fn rotate_secrets() -> anyhow::Result<()> {
 /// Prints the `OpenAPI` document.
 ///
 /// # Errors
-/// When it does not print.
+/// When it does not print, or names what keeps `serve` from starting.
 pub fn openapi() -> anyhow::Result<()> {
     print(&openapi::print(&openapi::document()))
 }
@@ -237,13 +237,16 @@ fn known_scopes(scope: &str) -> anyhow::Result<()> {
 /// Prints every setting, and the names that are none.
 ///
 /// # Errors
-/// When it does not print.
+/// When it does not print, or names what keeps `serve` from starting.
 pub fn config() -> anyhow::Result<()> {
     let mut text = Config::report(&config::process_env);
     for warning in config::unknown_variables().into_iter().chain(Config::unfitting(&config::process_env)) {
         text.extend(["\n", warning.as_str(), "\n"]);
     }
-    print(&text)
+    print(&text)?;
+    // Scripts look at the exit code: `serve` would not start with this.
+    Config::from_env(&config::process_env)?;
+    Ok(())
 }
 
 /// Prints to standard output; a reader that went away is no fault.

@@ -1,4 +1,4 @@
-//! Marks of the places that calls go to: a call is bound to the one that it was judged for (records 33 and 40).
+//! Marks of the places that calls go to: a call is bound to the one that it was judged for (records 33 and 39).
 
 use std::time::Duration;
 

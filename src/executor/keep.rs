@@ -8,6 +8,7 @@ use super::stopped::Stopped;
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::Fact;
+use crate::run::fetched::{ClientResults, Fetched, FetchedWhat};
 use crate::run::outcome::{Answer, Outcome, ToolError};
 use crate::store::StoreError;
 use crate::store::journal::JournalError;
@@ -26,6 +27,17 @@ pub(super) fn smaller(fact: &Fact) -> Option<Fact> {
         }
         Fact::CallEnded { key, outcome: Outcome::InputRequired(_) } => {
             Some(Fact::CallEnded { key: *key, outcome: Outcome::Answered(unstorable()) })
+        }
+        Fact::Fetched(fetched) => match &fetched.what {
+            FetchedWhat::Answered { lease, answer } if *answer != unstorable() => {
+                let what = FetchedWhat::Answered { lease: lease.clone(), answer: unstorable() };
+                Some(Fact::Fetched(Box::new(Fetched { key: fetched.key, what })))
+            }
+            _ => None,
+        },
+        Fact::ClientAnswered(given) if given.results.iter().any(|(_, answer)| *answer != unstorable()) => {
+            let results = given.results.iter().map(|(key, _)| (*key, unstorable())).collect();
+            Some(Fact::ClientAnswered(Box::new(ClientResults { actor: given.actor.clone(), results })))
         }
         _ => None,
     }

@@ -108,9 +108,8 @@ impl Drive<'_> {
                 };
                 failpoint::pass("model.request.before");
                 let told = dispatch.told_to(self.claim, &self.envelope.binding, spec, &self.secrets).await;
-                let estimate = Estimate::of(&request.model, &request.prompt);
                 let stream = clean(self.shared.parts.models.ask(request), told);
-                let answer = self.follow(stream, estimate).await?;
+                let answer = self.follow(stream).await?;
                 failpoint::pass("model.answer.after");
                 answer
             }
@@ -140,22 +139,24 @@ impl Drive<'_> {
     }
 
     /// Reads the stream to its end; flushes text to the readers on the way.
-    async fn follow(&mut self, mut stream: ModelStream, estimate: Estimate) -> Result<Answer, Stopped> {
-        let mut unsent = Unsent::default();
+    async fn follow(&mut self, mut stream: ModelStream) -> Result<Answer, Stopped> {
+        let (mut unsent, mut estimate) = (Unsent::default(), None);
         let mut flush_at = Instant::now() + FLUSH_EVERY;
         let give_up_at = Instant::now() + TURN_MAX;
         loop {
             let waiting = !unsent.parts.is_empty();
-            let usage = estimate.unended(unsent.came);
             let part = tokio::select! {
                 biased;
-                () = self.signals.cancel.cancelled() => return Ok(Answer::Cancelled(usage)),
+                () = self.signals.cancel.cancelled() => {
+                    return Ok(Answer::Cancelled(self.used(&mut estimate, unsent.came)));
+                }
                 () = self.signals.lost.cancelled() => return Err(Stopped::LeaseLost),
                 () = sleep_until(give_up_at) => {
+                    let usage = self.used(&mut estimate, unsent.came);
                     return Ok(Answer::Failed(retryable("the model's answer takes too long"), usage));
                 }
                 () = sleep_until(flush_at), if waiting => {
-                    let parts = std::mem::take(&mut unsent.parts);
+                    let (parts, usage) = (std::mem::take(&mut unsent.parts), self.used(&mut estimate, unsent.came));
                     self.decide(Fact::TurnStreamed { parts, usage }).await?;
                     flush_at = Instant::now() + FLUSH_EVERY;
                     continue;
@@ -170,12 +171,22 @@ impl Drive<'_> {
                 Some(Ok(ModelPart::Reasoning(text))) => unsent.reasoning(&text),
                 Some(Ok(ModelPart::Ended(turn))) => return Ok(Answer::Turn(turn, unsent.parts)),
                 Some(Err(error)) => {
-                    let usage = if error.may_cost { usage } else { TurnUsage::default() };
+                    let may_cost = error.may_cost;
+                    let usage = if may_cost { self.used(&mut estimate, unsent.came) } else { TurnUsage::default() };
                     return Ok(Answer::Failed(error, usage));
                 }
-                None => return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"), usage)),
+                None => {
+                    let usage = self.used(&mut estimate, unsent.came);
+                    return Ok(Answer::Failed(retryable("the model's answer was cut off before its end"), usage));
+                }
             }
         }
+    }
+
+    /// What a request has used at most that did not come to its end. It is asked of few: the whole conversation is looked at.
+    fn used(&self, estimate: &mut Option<Estimate>, came: u64) -> TurnUsage {
+        let of = || Estimate::of(&self.envelope.spec.model, &prompt(&self.envelope));
+        estimate.get_or_insert_with(of).unended(came)
     }
 
     /// What the gate and the rules say of each call of a turn, in call order.

@@ -220,7 +220,8 @@ impl FromRequest<Arc<Api>> for Manifested {
         let reading = || {
             let text = utf8(&bytes)?;
             let given = if is_yaml { read_yaml(text)? } else { parse_strict(text).map_err(ApiError::MalformedJson)? };
-            let read = checked(api, given.clone())?;
+            let said = if is_yaml { nulls::flaws(&given) } else { Vec::new() };
+            let read = checked(api, given.clone(), said)?;
             Ok(Self(Manifest { given, read }))
         };
         api.commands.dispatch.bulk().work(bytes.len(), reading).await
@@ -235,7 +236,7 @@ fn read_yaml(text: &str) -> Result<Value, ApiError> {
 }
 
 async fn check<T: Body>(api: &Api, bytes: &[u8]) -> Result<T, ApiError> {
-    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?);
+    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?, Vec::new());
     api.commands.dispatch.bulk().work(bytes.len(), reading).await
 }
 
@@ -243,12 +244,13 @@ fn utf8(bytes: &[u8]) -> Result<&str, ApiError> {
     std::str::from_utf8(bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))
 }
 
-fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {
+/// `found`: what is wrong with it besides.
+fn checked<T: Body>(api: &Api, body: Value, found: Vec<Flaw>) -> Result<T, ApiError> {
     if is_too_deep(&body) {
         return Err(ApiError::Invalid(vec![Flaw::at("", format!("is nested deeper than {MAX_DEPTH} levels"))]));
     }
     let mut flaws = api.schemas.flaws(T::SCHEMA, &body);
-    flaws.extend(nulls::flaws(T::SCHEMA, &body));
+    flaws.extend(found);
     if !flaws.is_empty() {
         return Err(ApiError::Invalid(flaws));
     }

@@ -1,13 +1,13 @@
-//! Refuses a list or map of rules that is written and says nothing: in YAML `policies:` with nothing after the colon is
-//! `null`, and somebody who wrote it meant a rule. Knows bodies by their published names only.
+//! Refuses a list or map of rules in a YAML manifest that is written and says nothing: `policies:` with nothing after the
+//! colon is `null`, and somebody who wrote it meant a rule. In JSON programs write `null` for what they leave out.
 
 use serde_json::Value;
 
 use super::problem::Flaw;
 
-/// What stands in a run, and in what runs are made of.
-const OF_RUN: &[&str] = &["policies", "limits", "mcp", "tools"];
-/// What stands in an entry for a server, and in its registration.
+/// What stands in what runs are made of.
+const OF_MANIFEST: &[&str] = &["policies", "limits", "mcp", "tools"];
+/// What stands in an entry for a server.
 const OF_ENTRY: &[&str] = &["policies", "tools", "input_schemas", "side_effect_class", "require_approval", "timeouts"];
 /// What stands in a tool of a run's own.
 const OF_TOOL: &[&str] = &["input_schema", "side_effect_class", "require_approval"];
@@ -16,32 +16,24 @@ const OF_POLICY: &[&str] = &["when", "approval"];
 const OF_APPROVAL: &[&str] = &["approvers"];
 const OF_APPROVERS: &[&str] = &["scopes", "subjects"];
 
-/// Every rule of a body that is explicitly nothing.
-pub(super) fn flaws(schema: &str, body: &Value) -> Vec<Flaw> {
+/// Every rule of a manifest that is explicitly nothing.
+pub(super) fn flaws(manifest: &Value) -> Vec<Flaw> {
     let mut flaws = Vec::new();
-    match schema {
-        "CreateRun" | "AgentManifest" => {
-            find(body, "", OF_RUN, &mut flaws);
-            each(body, "", "mcp", &mut |entry, at| find(entry, at, OF_ENTRY, &mut flaws));
-            each(body, "", "tools", &mut |tool, at| find(tool, at, OF_TOOL, &mut flaws));
-        }
-        "PutServer" => find(body, "", OF_ENTRY, &mut flaws),
-        "ResumeRun" => each(body, "", "mcp", &mut |entry, at| find(entry, at, OF_ENTRY, &mut flaws)),
-        _ => return flaws,
-    }
-    each(body, "", "policies", &mut |policy, at| {
+    find(manifest, "", OF_MANIFEST, &mut flaws);
+    each(manifest, "mcp", &mut |entry, at| find(entry, at, OF_ENTRY, &mut flaws));
+    each(manifest, "tools", &mut |tool, at| find(tool, at, OF_TOOL, &mut flaws));
+    each(manifest, "policies", &mut |policy, at| {
         find(policy, at, OF_POLICY, &mut flaws);
-        let at = format!("{at}/approval");
-        let approval = &policy["approval"];
+        let (approval, at) = (&policy["approval"], format!("{at}/approval"));
         find(approval, &at, OF_APPROVAL, &mut flaws);
         find(&approval["approvers"], &format!("{at}/approvers"), OF_APPROVERS, &mut flaws);
     });
     flaws
 }
 
-fn each(body: &Value, at: &str, list: &str, look: &mut impl FnMut(&Value, &str)) {
+fn each(body: &Value, list: &str, look: &mut impl FnMut(&Value, &str)) {
     for (index, item) in body[list].as_array().into_iter().flatten().enumerate() {
-        look(item, &format!("{at}/{list}/{index}"));
+        look(item, &format!("/{list}/{index}"));
     }
 }
 

@@ -89,7 +89,25 @@ fn bytes(text: &str) -> u64 {
 }
 
 fn value_tokens(value: &Value) -> u64 {
-    value.as_str().map_or_else(|| bytes(&value.to_string()), bytes)
+    let mut count = Count(0);
+    match value.as_str() {
+        Some(text) => bytes(text),
+        None => serde_json::to_writer(&mut count, value).map_or(u64::MAX, |()| count.0),
+    }
+}
+
+/// Counts the bytes that are written to it.
+struct Count(u64);
+
+impl std::io::Write for Count {
+    fn write(&mut self, written: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.saturating_add(u64::try_from(written.len()).unwrap_or(u64::MAX));
+        Ok(written.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 fn content_tokens(content: &Content) -> u64 {

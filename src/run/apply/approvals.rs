@@ -16,7 +16,7 @@ use crate::run::commit::Commit;
 use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::fact::{CastVote, Ruling};
-use crate::run::ids::{Actor, CallKey};
+use crate::run::ids::{Actor, CallId, CallKey};
 use crate::run::outcome::Cause;
 use crate::run::policy::Judged;
 use crate::run::refusal::Refusal;
@@ -35,18 +35,34 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
         // Is asked about as what it is: it has no call.
         Subject::Limit(_) => return,
     };
-    let tool = draft.envelope.binding.tool(&call.tool);
+    let tool_digest = draft.envelope.binding.tool(&call.tool).map(BoundTool::digest);
+    let about = About { key, call_id: call.call_id, kind, tool: call.tool, input, tool_digest };
+    request(draft, about, subject, requirement);
+}
+
+/// What people are asked about, as they see it.
+pub(super) struct About {
+    pub(super) key: CallKey,
+    pub(super) call_id: CallId,
+    pub(super) kind: ApprovalKind,
+    pub(super) tool: String,
+    pub(super) input: Value,
+    pub(super) tool_digest: Option<String>,
+}
+
+/// Asks them.
+pub(super) fn request(draft: &mut Draft<'_>, about: About, subject: Subject, requirement: Requirement) {
     let rule = &requirement.rule;
     let approval = Approval {
         id: Uuid::nil(),
         run_id: draft.envelope.id.clone(),
-        turn: key.turn,
-        call_id: call.call_id,
-        kind,
-        tool: call.tool,
-        input_digest: input_digest(&input),
-        input,
-        tool_digest: tool.map(BoundTool::digest),
+        turn: about.key.turn,
+        call_id: about.call_id,
+        kind: about.kind,
+        tool: about.tool,
+        input_digest: input_digest(&about.input),
+        input: about.input,
+        tool_digest: about.tool_digest,
         rules: requirement.rules.clone(),
         reason: requirement.reason.clone(),
         status: ApprovalStatus::Pending,
@@ -57,14 +73,14 @@ pub(super) fn ask(draft: &mut Draft<'_>, key: CallKey, subject: Subject, require
         created_at: draft.now,
         decided_at: None,
     };
-    open(draft, OpenApproval { call: key, subject, requirement, approval, is_changed: false, round: 0 });
+    open(draft, OpenApproval { call: about.key, subject, requirement, approval, is_changed: false, round: 0 });
 }
 
-pub(super) fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
+fn expiry(timeout_s: Option<u64>, now: Timestamp) -> Option<Timestamp> {
     timeout_s.map(|lasts| now.plus_millis(i64::try_from(lasts.saturating_mul(1000)).unwrap_or(i64::MAX)))
 }
 
-pub(super) fn open(draft: &mut Draft<'_>, mut open: OpenApproval) {
+fn open(draft: &mut Draft<'_>, mut open: OpenApproval) {
     let uid = draft.envelope.uid;
     open.approval.id = draft.envelope.head.state.approvals.name_next(uid);
     draft.keep_approval(&open.approval);

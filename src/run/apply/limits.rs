@@ -3,14 +3,12 @@
 //! the limit; the commit that raises it sets the run going.
 
 use serde_json::Value;
-use uuid::Uuid;
 
-use super::approvals::{expiry, open};
+use super::approvals::About;
 use super::draft::Draft;
 use super::{approvals, proceed};
 use crate::run::approval::{
-    Approval, ApprovalKind, ApprovalRule, ApprovalStatus, OnReject, OpenApproval, Requirement, Subject, TIMEOUT_ACTOR,
-    Verdict, input_digest,
+    Approval, ApprovalKind, ApprovalRule, OnReject, Requirement, Subject, TIMEOUT_ACTOR, Verdict,
 };
 use crate::run::commit::Commit;
 use crate::run::envelope::{Envelope, Leg};
@@ -123,40 +121,16 @@ fn refuse_calls(draft: &mut Draft<'_>, limit: Limit) {
 fn ask(draft: &mut Draft<'_>, reached: Reached, requirement: Requirement) {
     let limit = reached.limit;
     let Some(input) = limit.proposal(draft.envelope, draft.now) else { return stop(draft, limit) };
-    let (rule, turn) = (&requirement.rule, draft.envelope.head.state.turns);
-    let approval = Approval {
-        id: Uuid::nil(),
-        run_id: draft.envelope.id.clone(),
-        turn,
+    let about = About {
+        // A place that no call of the turn has.
+        key: CallKey { turn: draft.envelope.head.state.turns, position: u32::MAX },
         call_id: CallId::new(format!("limit:{}", limit.member())),
         kind: ApprovalKind::Limit,
         tool: "limits".to_owned(),
-        input_digest: input_digest(&input),
         input,
         tool_digest: None,
-        rules: requirement.rules.clone(),
-        reason: requirement.reason.clone(),
-        status: ApprovalStatus::Pending,
-        required: rule.required.max(1),
-        votes: Vec::new(),
-        on_modify: rule.on_modify,
-        expires_at: expiry(rule.timeout_s, draft.now),
-        created_at: draft.now,
-        decided_at: None,
     };
-    // A place that no call of the turn has.
-    let call = CallKey { turn, position: u32::MAX };
-    open(
-        draft,
-        OpenApproval {
-            call,
-            subject: Subject::Limit(Box::new(reached)),
-            requirement,
-            approval,
-            is_changed: false,
-            round: 0,
-        },
-    );
+    approvals::request(draft, about, Subject::Limit(Box::new(reached)), requirement);
     if let Some(reason) = draft.envelope.awaits() {
         draft.suspend(reason);
     }

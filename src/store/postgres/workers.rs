@@ -21,6 +21,8 @@ use crate::store::{Claim, Left, StoreError};
 const SEEN_EVERY_MS: i64 = 1000;
 /// What nobody asked for in so long is forgotten: longer than any call waits.
 const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
+/// And of one tenant so many, the last ones.
+const SEEN_KEPT: i64 = 1000;
 
 #[async_trait]
 impl WorkerStore for SteadyPostgres {
@@ -111,11 +113,15 @@ async fn tools_seen(
     .execute(&store.pool)
     .await?;
     if seen.rows_affected() > 0 {
-        sqlx::query("DELETE FROM worker_tools WHERE tenant_id = $1 AND seen_at < now_ms() - $2")
-            .bind(tenant.as_str())
-            .bind(SEEN_KEPT_MS)
-            .execute(&store.pool)
-            .await?;
+        sqlx::query(
+            "DELETE FROM worker_tools WHERE tenant_id = $1 AND (seen_at < now_ms() - $2 OR worker_tool IN \
+             (SELECT worker_tool FROM worker_tools WHERE tenant_id = $1 ORDER BY seen_at DESC OFFSET $3))",
+        )
+        .bind(tenant.as_str())
+        .bind(SEEN_KEPT_MS)
+        .bind(SEEN_KEPT)
+        .execute(&store.pool)
+        .await?;
     }
     Ok(())
 }
@@ -307,6 +313,8 @@ async fn behind_list(store: &PostgresStore, behind: Behind) -> Result<Vec<(Tenan
         "WITH behind AS (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served, \
              COALESCE(c.lease_until, 0) AS since FROM calls c \
            WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < now_ms() \
+             AND NOT EXISTS (SELECT 1 FROM fetched f WHERE f.tenant_id = c.tenant_id AND f.run_uid = c.run_uid \
+               AND f.turn = c.turn AND f.pos = c.pos AND f.kind = 'answered') \
            UNION ALL \
            SELECT q.tenant_id, q.run_uid, q.turn, q.pos, NULL, q.is_full OR s.is_served, q.queued_at \
            FROM (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.worker_tool, c.queued_at, c.lease_until, c.outwaits, \

@@ -21,6 +21,8 @@ use crate::store::{Claim, Left, StoreError};
 const SEEN_EVERY_MS: i64 = 1000;
 /// What nobody asked for in so long is forgotten: longer than any call waits.
 const SEEN_KEPT_MS: i64 = 7 * 24 * 3_600_000;
+/// And of one tenant so many, the last ones.
+const SEEN_KEPT: i64 = 1000;
 
 #[async_trait]
 impl WorkerStore for SqliteStore {
@@ -107,11 +109,17 @@ async fn tools_seen(store: &SqliteStore, tenant: &TenantId, asked: &[Asked], pau
         is_new = true;
     }
     if is_new {
-        sqlx::query(concat!("DELETE FROM worker_tools WHERE tenant_id = ?1 AND seen_at < ", now_ms!(), " - ?2"))
-            .bind(tenant.as_str())
-            .bind(SEEN_KEPT_MS)
-            .execute(&store.writer)
-            .await?;
+        sqlx::query(concat!(
+            "DELETE FROM worker_tools WHERE tenant_id = ?1 AND (seen_at < ",
+            now_ms!(),
+            " - ?2 OR worker_tool IN (SELECT worker_tool FROM worker_tools WHERE tenant_id = ?1 ORDER BY seen_at DESC \
+             LIMIT -1 OFFSET ?3))"
+        ))
+        .bind(tenant.as_str())
+        .bind(SEEN_KEPT_MS)
+        .bind(SEEN_KEPT)
+        .execute(&store.writer)
+        .await?;
     }
     Ok(())
 }
@@ -332,6 +340,8 @@ async fn behind_list(store: &SqliteStore, behind: Behind) -> Result<Vec<(TenantI
         " AS now), behind AS (SELECT c.tenant_id, c.run_uid, c.turn, c.pos, c.lease, false AS is_served, \
              COALESCE(c.lease_until, 0) AS since FROM calls c, clock \
            WHERE c.lease IS NOT NULL AND c.queued_at IS NULL AND COALESCE(c.lease_until, 0) < clock.now \
+             AND NOT EXISTS (SELECT 1 FROM fetched f WHERE f.tenant_id = c.tenant_id AND f.run_uid = c.run_uid \
+               AND f.turn = c.turn AND f.pos = c.pos AND f.kind = 'answered') \
            UNION ALL \
            SELECT s.tenant_id, s.run_uid, s.turn, s.pos, NULL, s.is_full OR s.is_served, s.queued_at \
            FROM (SELECT q.*, COALESCE(w.served_since, 0) AS served_since, \

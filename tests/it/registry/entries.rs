@@ -74,31 +74,30 @@ async fn a_setting_that_names_a_tool_which_is_not_served_is_a_warning() {
 #[tokio::test]
 async fn a_rule_that_says_nothing_is_refused_with_its_place() {
     let site = Site::start().await;
-    let fake = FakeMcp::start().await;
-    let mut run = calling(
-        &["charge"],
-        json!([{ "url": fake.url(), "tools": null, "require_approval": null, "input_schemas": null }]),
-    );
-    run["policies"] = Value::Null;
-    run["limits"] = Value::Null;
-    let answer = site.send(Method::POST, "/v1/runs", &run).await;
-    let want = ["/limits", "/mcp/0/input_schemas", "/mcp/0/require_approval", "/mcp/0/tools", "/policies"];
-    assert_eq!(pointers(&answer), want);
-    run["policies"] = json!([{ "name": "review", "action": "require_approval", "when": null, "approval": { "approvers": { "scopes": null } } }]);
-    run["tools"] = json!([{ "name": "pay", "executor": { "type": "client" }, "require_approval": null }]);
-    let at = pointers(&site.send(Method::POST, "/v1/runs", &run).await);
-    for pointer in ["/policies/0/when", "/policies/0/approval/approvers/scopes", "/tools/0/require_approval"] {
-        assert!(at.iter().any(|at| at == pointer), "{pointer}: {at:?}");
-    }
-    let registered = json!({ "url": fake.url(), "policies": null, "side_effect_class": null });
-    let answer = site.send(Method::PUT, "/v1/mcp-servers/orders", &registered).await;
-    assert_eq!(pointers(&answer), ["/policies", "/side_effect_class"]);
-    let yaml = "model: {provider: scripted, name: demo, script: [{text: Hi}]}\npolicies:\nlimits:\nmcp:\n  - url: https://a.example\n    require_approval:\n";
     let path = "/v1/agents/billing/charger/versions/1.0.0";
-    let mut put = request(Method::PUT, path, &site.admin, &[], Body::from(yaml));
-    put.headers_mut().insert("content-type", HeaderValue::from_static("application/yaml"));
-    let at = pointers(&site.server.send(put).await);
-    assert_eq!(at, ["/limits", "/mcp/0/require_approval", "/policies"]);
+    let yaml = "model: {provider: scripted, name: demo, script: [{text: Hi}]}\npolicies:\nlimits:\nmcp:\n  - url: https://a.example\n    require_approval:\n";
+    let rules = "model: {provider: scripted, name: demo, script: [{text: Hi}]}\npolicies:\n  - name: review\n    action: require_approval\n    when:\n    approval:\n      approvers:\n        scopes:\ntools:\n  - name: pay\n    executor: {type: client}\n    require_approval:\n";
+    let wanted: [(&str, &[&str]); 2] = [
+        (yaml, &["/limits", "/mcp/0/require_approval", "/policies"]),
+        (rules, &["/policies/0/approval/approvers/scopes", "/policies/0/when", "/tools/0/require_approval"]),
+    ];
+    for (yaml, wanted) in wanted {
+        let mut put = request(Method::PUT, path, &site.admin, &[], Body::from(yaml));
+        put.headers_mut().insert("content-type", HeaderValue::from_static("application/yaml"));
+        let at = pointers(&site.server.send(put).await);
+        assert!(wanted.iter().all(|pointer| at.iter().any(|at| at == pointer)), "{at:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_may_write_null_for_what_it_leaves_out() {
+    let site = Site::start().await;
+    let fake = FakeMcp::start().await;
+    let entry = json!({ "url": fake.url(), "tools": null, "require_approval": null });
+    let mut run = calling(&["charge"], json!([entry]));
+    (run["policies"], run["limits"], run["tools"]) = (Value::Null, Value::Null, Value::Null);
+    let answer = site.send(Method::POST, "/v1/runs", &run).await;
+    assert_eq!(answer.status, 201, "{:?}", answer.body);
 }
 
 /// A server of the newer era that asks one question of a call.
@@ -126,7 +125,12 @@ async fn asked_there(database: Database) {
     let site = Site::on(database).await;
     let (first, second) = (asking().await, asking().await);
     for (id, after, stage, code) in [
-        ("stays", json!({ "url": first.url(), "headers": { "X-New": "1" }, "elicitation": "ask" }), "completed", None),
+        (
+            "stays",
+            json!({ "url": first.url(), "timeouts": { "call_ms": 20_000 }, "elicitation": "ask" }),
+            "completed",
+            None,
+        ),
         ("moves", json!({ "url": second.url(), "elicitation": "ask" }), "failed", Some("mcp-server-moved")),
     ] {
         site.put_server("orders", json!({ "url": first.url(), "elicitation": "ask" })).await;

@@ -79,7 +79,7 @@ async fn b010_b212_a_lost_answer_holds_the_run_until_a_person_allows_one_more_at
         json!({"retry_tool_call_ids": [{"turn": 2, "call_id": "call_1"}]}),
     ] {
         let said = world.resume("r", body).await.unwrap();
-        assert_eq!(said, countersign::commands::Resumed::Suspended);
+        assert_eq!(said, countersign::commands::Resumed::Unchanged);
         assert_eq!(world.view(&run_id("r")).await.head, held.head);
     }
     assert_eq!(fake.count("tools/call"), 1);

@@ -3,15 +3,19 @@
 use countersign::run::call::{Backend, Call, Lease, Stage};
 use countersign::run::commit::Commit;
 use countersign::run::fetched::{Fetched, FetchedWhat};
+use countersign::run::outcome::Answer;
 use countersign::run::policy::{Trigger, Trouble};
 use countersign::run::untaken::Untaken;
-use countersign::store::{Asked, Behind, Store};
+use countersign::store::{Asked, Behind, Left, LeftFact, Store};
+use serde_json::json;
 
 use super::draft::{Draft, apply, at, call, executing, node, tenant};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
     calls_behind_time_are_found_in_turns_of_tenants_and_the_longest_behind_first => in_turns,
+    a_result_that_waits_for_the_owner_goes_before_the_end_of_its_lease => answered_in_time,
+    a_tenants_tools_that_were_asked_for_are_kept_up_to_a_number => tools_kept,
     a_call_that_rules_let_wait_on_is_not_found => waits_on,
     a_call_that_outwaits_that_nobody_serves_it_waits_for_room_from_when_somebody_does => served_anew,
     a_call_that_is_written_while_it_is_set_aside_stays_so => set_aside,
@@ -68,6 +72,39 @@ async fn in_turns(database: Database) {
     ];
     assert_eq!(found(&*store, 100, 3).await, first, "whose worker is gone first, and no tenant before all others");
     assert_eq!(found(&*store, 100, 100).await.len(), 7, "the one that is new is not behind");
+}
+
+async fn answered_in_time(database: Database) {
+    let store = database.open().await;
+    let mut lapsed = offered(0, MINUTE, &[]);
+    lapsed.stage = executing();
+    let lease = Lease { id: "l".to_owned(), worker: "w".to_owned() };
+    lapsed.handing.lease = Some(lease.clone());
+    let (key, node) = (lapsed.key, node(&*store).await);
+    let mut run = Draft::new("acme", "r");
+    let claim = run.admit_owned(&*store, node).await;
+    let commit = Commit { calls_made: vec![lapsed], ..run.next() };
+    assert!(apply(&*store, &claim, &commit).await);
+    assert_eq!(found(&*store, 100, 3).await.len(), 1);
+    let answer = Answer::Done { output: json!("paid") };
+    let what = FetchedWhat::Answered { lease: lease.id, answer };
+    let fact = LeftFact::Fetched(Fetched { key, what });
+    assert_eq!(store.fact_leave(&claim.tenant, claim.uid, &fact).await.unwrap(), Left::Kept);
+    assert_eq!(found(&*store, 100, 3).await, [], "the next owner reads it first");
+    store.fact_withdraw(&claim.tenant, claim.uid, &fact).await.unwrap();
+    assert_eq!(found(&*store, 100, 3).await.len(), 1);
+}
+
+async fn tools_kept(database: Database) {
+    let store = database.open().await;
+    let names: Vec<Asked> = (0..1100).map(|n| Asked { tool: format!("invented{n}@1"), most: 1 }).collect();
+    store.tools_seen(&tenant("globex"), &names[..1], MINUTE).await.unwrap();
+    for asked in names.chunks(100) {
+        store.tools_seen(&tenant("acme"), asked, MINUTE).await.unwrap();
+    }
+    let kept =
+        async |of: &str| database.count(&format!("SELECT count(*) FROM worker_tools WHERE tenant_id = '{of}'")).await;
+    assert_eq!((kept("acme").await, kept("globex").await), (1000, 1));
 }
 
 async fn waits_on(database: Database) {

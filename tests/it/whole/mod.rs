@@ -2,6 +2,7 @@
 //! servers, real sockets.
 
 mod bounds;
+mod conversations;
 mod questions;
 mod schemas;
 mod tokens;
