@@ -11,7 +11,7 @@ use anyhow::Context;
 use countersign::app::App;
 use countersign::clock::SystemClock;
 use countersign::commands::{Asker, CreateRun, DecideApproval};
-use countersign::config::Config;
+use countersign::config::{Config, Wake};
 use countersign::mcp::demo::{DemoLedger, router};
 use countersign::run::ids::{Actor, RunId, TenantId};
 use countersign::store::PlaceInTime;
@@ -39,7 +39,8 @@ fn main() -> anyhow::Result<()> {
 async fn measure(database: &str, nodes: usize) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let mut config = Config::dev(folder.path(), "127.0.0.1:0".parse()?, &|_| None)?;
-    config.tenant_max_running = 1000;
+    // Nodes of one Postgres wake each other, as `serve` does unless told otherwise.
+    (config.tenant_max_running, config.wake) = (1000, Wake::Notify);
     config.database_url = SecretString::from(database.to_owned());
     let drives = App::start(&config, Arc::new(SystemClock), true).await?;
     // The other one takes votes and drives nothing.
