@@ -277,3 +277,34 @@ async fn every_end_has_its_reason() {
         assert_eq!(ask(request(Provider::Anthropic, fake.url(), "go")).await.turn().finish_reason, reason, "{word}");
     }
 }
+
+#[tokio::test]
+async fn field_a027_a_piece_of_a_call_that_was_never_begun_makes_no_call() {
+    let chunks = [start(0, "call_a", "add"), piece(0, r#"{"a":1}"#), piece(7, r#"{"a":2}"#), finish("tool_calls")];
+    let fake = Fake::streaming(&openai(&chunks, true)).await;
+    let calls = ask(request(Provider::Openai, fake.url(), "go")).await.turn().calls;
+    let seen: Vec<_> = calls.iter().map(|call| (call.id.as_deref(), &*call.tool, &*call.arguments)).collect();
+    assert_eq!(seen, [(Some("call_a"), "add", r#"{"a":1}"#)]);
+}
+
+#[tokio::test]
+async fn field_a140_whole_calls_are_made_whatever_reason_stands_at_the_end() {
+    for reason in ["stop", "other", "unknown"] {
+        let chunks = [start(0, "call_a", "add"), piece(0, r#"{"a":1}"#), finish(reason)];
+        let fake = Fake::streaming(&openai(&chunks, true)).await;
+        let turn = ask(request(Provider::Openai, fake.url(), "go")).await.turn();
+        assert_eq!((turn.calls.len(), turn.finish_reason), (1, FinishReason::ToolCalls), "{reason}");
+    }
+    // Without any reason nobody knows that the calls are whole.
+    let chunks = [start(0, "call_a", "add"), piece(0, r#"{"a":1}"#)];
+    let fake = Fake::streaming(&openai(&chunks, true)).await;
+    let cut = ask(request(Provider::Openai, fake.url(), "go")).await.error();
+    assert!(cut.message.contains("cut off") && cut.may_cost, "{cut}");
+}
+
+#[tokio::test]
+async fn field_a143_a_reason_for_calls_without_any_is_an_answer_that_was_cut_off() {
+    let fake = Fake::streaming(&openai(&[delta(&json!({ "content": "x" })), finish("tool_calls")], true)).await;
+    let cut = ask(request(Provider::Openai, fake.url(), "go")).await.error();
+    assert!(cut.message.contains("cut off") && cut.may_cost, "{cut}");
+}
