@@ -19,7 +19,6 @@ use crate::run::fact::Fact;
 use crate::run::ids::RunId;
 use crate::run::outcome::Cause;
 use crate::run::refusal::Refusal;
-use crate::run::status::Status;
 use crate::secrets::RunSecrets;
 use crate::store::{AuditRow, Claim, Loaded};
 
@@ -44,20 +43,15 @@ impl Commands {
             }
             let uid = view.uid;
             // Workers that have calls of it hear of the wish; a node then waits for them.
-            if view.owned || view.head.status == Status::Running {
-                failpoint::pass("cancel.wish.before");
-                let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
-                failpoint::pass("cancel.wish.after");
-                if left {
-                    self.executor.cancel(uid);
-                    self.executor.wake();
-                    return Ok(());
-                }
-                if view.owned {
-                    continue;
-                }
+            failpoint::pass("cancel.wish.before");
+            let left = self.store.cancel_request(&asker.tenant, uid, &asker.actor).await?;
+            failpoint::pass("cancel.wish.after");
+            if left {
+                self.executor.cancel(uid);
+                self.executor.wake();
+                return Ok(());
             }
-            if self.apply_left(asker, &view).await? {
+            if view.owned || self.apply_left(asker, &view).await? {
                 continue;
             }
             let Loaded { mut envelope, fence, .. } = self.load(asker, uid).await?;

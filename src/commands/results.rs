@@ -22,8 +22,8 @@ use crate::run::refusal::Refusal;
 use crate::run::status::Status;
 use crate::store::{Left, LeftFact, Loaded};
 
-/// How many earlier turns are looked through for a result that comes again.
-const TURNS_BACK: u32 = 20;
+/// The code of a result that does not fit what its tool was declared to return.
+const INVALID_OUTPUT: &str = "invalid-output";
 /// What was left and not taken for so long is left again: whoever took it may be gone.
 const LEAVE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -147,13 +147,14 @@ impl Commands {
         call_id: &CallId,
         of_turn: Option<u32>,
     ) -> Result<Option<Call>, CommandError> {
-        let last = envelope.head.state.turns;
-        for turn in (last.saturating_sub(TURNS_BACK)..last).rev().filter(|turn| of_turn.is_none_or(|of| of == *turn)) {
-            if let Some(call) = self.store.receipt_fetch(&asker.tenant, envelope.uid, turn, call_id).await? {
-                return Ok(Some(call));
-            }
+        let (tenant, uid) = (&asker.tenant, envelope.uid);
+        if let Some(turn) = of_turn {
+            return Ok(self.store.receipt_fetch(tenant, uid, turn, call_id).await?);
         }
-        Ok(None)
+        match self.store.client_call_find(tenant, uid, call_id, envelope.head.state.turns).await? {
+            Some(key) => Ok(self.store.call_fetch(tenant, (uid, key)).await?),
+            None => Ok(None),
+        }
     }
 
     /// The answer, or what it comes to where it does not fit what the tool was declared to return.
@@ -173,7 +174,7 @@ impl Commands {
         let misfit = misfit.map_err(|busy| CommandError::NotEvaluated(format!("the result {busy}")))?;
         let Some(faults) = misfit else { return Ok(answer) };
         let message = format!("The result of {} does not fit its output schema: {faults}.", call.tool);
-        Ok(Answer::Failed { error: ToolError::new("invalid-output", message), output: Some(output.clone()) })
+        Ok(Answer::Failed { error: ToolError::new(INVALID_OUTPUT, message), output: Some(output.clone()) })
     }
 
     /// Makes a fact true of its run: at once where nobody drives it, else by leaving it with the owner and waiting.
@@ -305,6 +306,17 @@ pub(super) fn is_result(stage: &Stage, answer: &Answer) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether this is what was given for a call, also where it did not fit what its tool was declared to return.
+pub(super) fn is_given(stage: &Stage, answer: &Answer) -> bool {
+    let misfit = match (stage, answer) {
+        (Stage::Failed { error, output: Some(output), .. }, Answer::Done { output: given }) => {
+            error.code == INVALID_OUTPUT && output == given
+        }
+        _ => false,
+    };
+    misfit || is_result(stage, answer)
 }
 
 /// What is said of a result that is both or neither.

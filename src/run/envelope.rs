@@ -117,6 +117,10 @@ pub struct HeadState {
     /// What a request has used at most whose answer began to come and has not ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<TurnUsage>,
+    /// Why the run fails once what servers and workers have of it has its end: a person denied what a rule makes the run
+    /// depend on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<RunError>,
     /// Failed model requests since the last turn ended.
     #[serde(default)]
     pub model_failures: u32,
@@ -241,9 +245,14 @@ impl Envelope {
         if goes_on { None } else { self.waits_because() }
     }
 
-    /// Whether nothing more of the turn is sent: a person is asked, or a rule fails the run once what is out has its end.
+    /// Whether nothing more of the turn is sent: a person is asked, or the run fails once what is out has its end.
     pub fn sends_no_more(&self) -> bool {
-        self.waits_for_person() || self.calls.iter().any(|call| call.fails_run().is_some())
+        self.waits_for_person() || self.fails()
+    }
+
+    /// Whether the run fails once what is out has its end: by a rule for what went wrong with a call, or by a denial.
+    pub fn fails(&self) -> bool {
+        self.head.state.failing.is_some() || self.calls.iter().any(|call| call.fails_run().is_some())
     }
 
     /// Whether a call waits for a person: then no further call of the turn is sent.

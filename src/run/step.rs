@@ -28,22 +28,33 @@ pub enum Step {
 
 /// The next step of a run whose owner calls this.
 pub fn next(envelope: &Envelope) -> Step {
-    match envelope.head.status {
-        Status::Suspended(_) | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
-            Step::Rest
+    match (envelope.head.status, envelope.leg) {
+        (Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled, _)
+        | (Status::Suspended(_), Leg::Outside | Leg::CheckingCatalog | Leg::Working) => Step::Rest,
+        // Also of a run that waits for people. A worker hears of the wish with its next sign of life, and may still answer.
+        (Status::Queued | Status::Running | Status::Suspended(_), Leg::Cancelling) => {
+            if envelope.has_held() || envelope.has_with_worker() { Step::AwaitCalls } else { Step::Cancel }
         }
-        Status::Queued | Status::Running => match envelope.leg {
-            Leg::Outside => Step::BeginLeg,
-            Leg::CheckingCatalog | Leg::Working | Leg::Cancelling if envelope.has_held() => Step::AwaitCalls,
-            Leg::CheckingCatalog => Step::CheckCatalog,
-            Leg::Working if envelope.head.state.reached.is_some() => Step::JudgeLimit,
-            Leg::Working if envelope.waits_for_sample() => Step::AwaitCalls,
-            Leg::Working if envelope.waits_for_room() => Step::AwaitRoom,
-            Leg::Working if envelope.announced => Step::RefreshCatalog,
-            Leg::Working => Step::AskModel,
-            // A worker hears of the wish with its next sign of life, and may still answer.
-            Leg::Cancelling if envelope.has_with_worker() => Step::AwaitCalls,
-            Leg::Cancelling => Step::Cancel,
-        },
+        (Status::Queued | Status::Running, Leg::Outside) => Step::BeginLeg,
+        (Status::Queued | Status::Running, Leg::CheckingCatalog | Leg::Working) if envelope.has_held() => {
+            Step::AwaitCalls
+        }
+        (Status::Queued | Status::Running, Leg::CheckingCatalog) => Step::CheckCatalog,
+        (Status::Queued | Status::Running, Leg::Working) => working(envelope),
+    }
+}
+
+/// The next step of a run that works and has nothing out on behalf of its driver.
+fn working(envelope: &Envelope) -> Step {
+    if envelope.head.state.reached.is_some() {
+        Step::JudgeLimit
+    } else if envelope.waits_for_sample() {
+        Step::AwaitCalls
+    } else if envelope.waits_for_room() {
+        Step::AwaitRoom
+    } else if envelope.announced {
+        Step::RefreshCatalog
+    } else {
+        Step::AskModel
     }
 }

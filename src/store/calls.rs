@@ -8,7 +8,7 @@ use super::blobs::{self, Bodies, Cuttings, Kept, Places, Wanted};
 use super::codec::{DEPTH, corrupt, decode, encode, json_text, json_value, readable};
 use super::{FoundCall, StoreError};
 use crate::run::ask::Asked;
-use crate::run::call::{Call, CallTarget, Handing, Stage, Task, queue_name};
+use crate::run::call::{Backend, Call, CallTarget, Handing, Stage, Task, queue_name};
 use crate::run::ids::{Actor, CallId, CallKey, RunId, RunUid};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::policy::Judged;
@@ -88,12 +88,20 @@ pub(super) struct FetchPlace {
     pub(super) outwaits: Option<i64>,
     /// While a worker has it: the hand-out.
     pub(super) lease: Option<String>,
+    /// The label of a call of the run's client, whatever became of it.
+    pub(super) client_label: Option<String>,
+}
+
+/// A label as the column has it: JSON text, which any database takes.
+pub(super) fn label_column(call_id: &CallId) -> String {
+    Value::from(call_id.as_str()).to_string()
 }
 
 impl FetchPlace {
     fn of(call: &Call, now: Timestamp) -> Self {
-        if call.is_with_client() {
-            return Self { tool: Some(String::new()), ..Self::default() };
+        if call.backend() == Some(Backend::Client) {
+            let tool = call.is_with_client().then(String::new);
+            return Self { tool, client_label: Some(label_column(&call.call_id)), ..Self::default() };
         }
         let Some(target) = call.target.as_ref().filter(|_| call.is_offered() || call.is_with_worker()) else {
             return Self::default();
@@ -109,6 +117,7 @@ impl FetchPlace {
                     + 2 * i64::from(call.outwaits(&Untaken::CapacityExhausted))
             }),
             lease: lease.map(|lease| lease.id.clone()),
+            client_label: None,
         }
     }
 }

@@ -18,7 +18,7 @@ use super::{AuditRow, LeftFact, RunView, StoreError, StoredEvent, Wishes};
 use crate::run::envelope::{Head, HeadState};
 use crate::run::event::Event;
 use crate::run::fact::{InputAnswer, LeftVote, Reconciliation};
-use crate::run::ids::{Actor, RunId, RunUid};
+use crate::run::ids::{Actor, CallKey, RunId, RunUid};
 use crate::run::message::Message;
 use crate::run::status::Status;
 use crate::run::time::Timestamp;
@@ -102,6 +102,11 @@ pub(super) fn json_value(what: &'static str, text: &str) -> Result<Value, StoreE
 /// A number that the core counts without a sign.
 pub(super) fn count(what: &'static str, stored: i64) -> Result<u32, StoreError> {
     u32::try_from(stored).map_err(|fault| corrupt(what, fault))
+}
+
+/// The place of a call.
+pub(super) fn call_key(turn: i64, position: i64) -> Result<CallKey, StoreError> {
+    Ok(CallKey { turn: count("turn", turn)?, position: count("position", position)? })
 }
 
 /// A name that the core checks.

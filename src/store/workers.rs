@@ -10,7 +10,7 @@ use super::{Left, StoreError};
 use crate::run::call::Call;
 use crate::run::fact::Fact;
 use crate::run::fetched::{ClientResults, Fetched};
-use crate::run::ids::{CallKey, RunUid, TenantId};
+use crate::run::ids::{CallId, CallKey, RunUid, TenantId};
 use crate::run::time::Timestamp;
 
 /// How many calls of one tool a worker can take.
@@ -117,6 +117,14 @@ pub trait WorkerStore: Send + Sync {
     ) -> Result<Option<Extended>, StoreError>;
     /// A call with a receipt, by its place.
     async fn call_fetch(&self, tenant: &TenantId, call: (RunUid, CallKey)) -> Result<Option<Call>, StoreError>;
+    /// The last call of the run's client with this label in a turn before this one.
+    async fn client_call_find(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        call_id: &CallId,
+        before: u32,
+    ) -> Result<Option<CallKey>, StoreError>;
     /// Leaves a fact with a run that a node owns. A later one takes the place of an earlier one of its kind, but for
     /// results, of which the first stays.
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError>;

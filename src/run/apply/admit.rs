@@ -99,6 +99,7 @@ fn fresh_state(created_by: Actor) -> HeadState {
         asks: Asks::default(),
         reached: None,
         repaired: false,
+        failing: None,
         asked: None,
         model_failures: 0,
         catalog_failures: 0,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::draft::Draft;
-use super::{leg, limits, reconcile, sampling, settle, trouble};
+use super::{limits, reconcile, sampling, settle, trouble};
 use crate::run::approval::{
     Approval, ApprovalKind, ApprovalStatus, OnModify, OnReject, OnTimeout, OpenApproval, Requirement, Subject,
     TIMEOUT_ACTOR, Verdict, Vote, input_digest,
@@ -17,7 +17,6 @@ use crate::run::envelope::Envelope;
 use crate::run::event::EventBody;
 use crate::run::fact::{CastVote, Ruling};
 use crate::run::ids::{Actor, CallId, CallKey};
-use crate::run::outcome::Cause;
 use crate::run::policy::Judged;
 use crate::run::refusal::Refusal;
 use crate::run::result::RunError;
@@ -324,10 +323,7 @@ fn deny_call(draft: &mut Draft<'_>, key: CallKey, requirement: &Requirement, app
     tell_rejected(draft, key);
     match requirement.rule.on_reject {
         OnReject::ReturnToModel => {}
-        OnReject::Fail => {
-            leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
-            draft.fail(RunError::new("policy-reject", reason));
-        }
+        OnReject::Fail => trouble::fail_after_all(draft, RunError::new("policy-reject", reason)),
     }
 }
 
@@ -338,10 +334,7 @@ fn deny_repeat(draft: &mut Draft<'_>, key: CallKey, requirement: &Requirement, a
     trouble::deny_repeat(draft, key, &why);
     match requirement.rule.on_reject {
         OnReject::ReturnToModel => {}
-        OnReject::Fail => {
-            leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
-            draft.fail(RunError::new("policy-reject", why));
-        }
+        OnReject::Fail => trouble::fail_after_all(draft, RunError::new("policy-reject", why)),
     }
 }
 

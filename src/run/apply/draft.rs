@@ -131,6 +131,12 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Whether this leaves a call to a person that was not left to one before.
+    pub(super) fn leaves_to_person(&self) -> bool {
+        let left = |call: &Call| self.moved.contains(&call.key) && !self.envelope.is_voted_on(call);
+        self.envelope.undecided().any(left)
+    }
+
     /// The call's document changed, its stage did not.
     pub(super) fn touch(&mut self, key: CallKey) {
         if !self.made.contains(&key) && !self.moved.contains(&key) {
@@ -211,7 +217,7 @@ impl<'a> Draft<'a> {
     /// Ends the run; `result` is its last event.
     pub(super) fn finish(&mut self, status: Status) {
         self.cancel_approvals();
-        self.envelope.head.state.reached = None;
+        (self.envelope.head.state.reached, self.envelope.head.state.failing) = (None, None);
         self.envelope.head.status = status;
         self.envelope.head.finished_at = Some(self.now);
         self.leave();
@@ -265,6 +271,8 @@ impl<'a> Draft<'a> {
             Status::Running if self.parked => Next::Rest,
             Status::Running => Next::Owner,
             Status::Queued => Next::Due(self.now),
+            // Whoever ends a run that waits for people keeps it until its workers have had their time.
+            Status::Suspended(_) if envelope.leg == Leg::Cancelling => Next::Owner,
             Status::Suspended(_) | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled => {
                 Next::Rest
             }

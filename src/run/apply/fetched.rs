@@ -119,12 +119,17 @@ fn go_on(draft: &mut Draft<'_>) {
     }
 }
 
-/// A run that is suspended says so again only for another reason.
+/// A run that is suspended says so again only for another reason or of another call, and fails with the last of its workers'
+/// calls where it is to.
 fn proceed_or_stay(draft: &mut Draft<'_>) {
+    let suspended = matches!(draft.envelope.head.status, Status::Suspended(_));
+    if suspended && !draft.envelope.has_with_worker() && trouble::fails(draft) {
+        return;
+    }
     match (draft.envelope.head.status, draft.envelope.waits_because()) {
         (Status::Suspended(_), None) => draft.status(Status::Queued),
-        (Status::Suspended(reason), Some(left)) if reason == left => {}
-        (Status::Suspended(_), Some(left)) => draft.status(Status::Suspended(left)),
+        (Status::Suspended(reason), Some(left)) if reason == left && !draft.leaves_to_person() => {}
+        (Status::Suspended(_), Some(left)) => proceed::wait_for(draft, left),
         (
             Status::Queued
             | Status::Running

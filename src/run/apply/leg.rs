@@ -42,7 +42,7 @@ pub(super) fn begin(envelope: &mut Envelope, now: Timestamp) -> Result<Commit, R
         return Ok(draft.commit());
     }
     interrupt(&mut draft, Cause::Crash, |call| call.is_held() && !call.is_deferred());
-    if draft.envelope.waits_for_person() || !needs_catalog(draft.envelope) || only_waits(draft.envelope) {
+    if draft.envelope.sends_no_more() || !needs_catalog(draft.envelope) || only_waits(draft.envelope) {
         draft.envelope.leg = Leg::Working;
         proceed::proceed(&mut draft);
     } else {

@@ -100,15 +100,20 @@ fn rest(draft: &mut Draft<'_>) {
     if trouble::fails(draft) {
         return;
     }
+    if let Some(reason) = draft.envelope.waits_because() {
+        wait_for(draft, reason);
+    }
+}
+
+/// Suspends the run, and says which calls nobody can vote on, so that a person must find out about them.
+pub(super) fn wait_for(draft: &mut Draft<'_>, reason: SuspendReason) {
     let envelope = &*draft.envelope;
     let calls: Vec<_> =
         envelope.undecided().filter(|call| !envelope.is_voted_on(call)).filter_map(undecided_call).collect();
     if !calls.is_empty() {
         draft.event(EventBody::ReconciliationRequired { calls });
     }
-    if let Some(reason) = draft.envelope.waits_because() {
-        draft.suspend(reason);
-    }
+    draft.suspend(reason);
 }
 
 /// Sends what waited for room.

@@ -76,22 +76,25 @@ fn write_down(draft: &mut Draft<'_>, key: CallKey, stage: Stage, ended: bool) {
 pub(super) fn go_on(draft: &mut Draft<'_>) {
     draft.progress();
     match (draft.envelope.head.status, draft.envelope.leg) {
-        (Status::Suspended(reason), _) => match draft.envelope.waits_because() {
-            // The client's calls of a turn that may go on are no reason to keep the others.
-            None => draft.status(Status::Queued),
-            Some(SuspendReason::ClientToolResultsRequired)
-                if reason != SuspendReason::ClientToolResultsRequired && !draft.envelope.waits_for_person() =>
-            {
-                proceed::proceed_outside(draft);
+        (Status::Suspended(reason), Leg::Outside | Leg::CheckingCatalog | Leg::Working) => {
+            match draft.envelope.waits_because() {
+                // The client's calls of a turn that may go on are no reason to keep the others.
+                None => draft.status(Status::Queued),
+                Some(SuspendReason::ClientToolResultsRequired)
+                    if reason != SuspendReason::ClientToolResultsRequired && !draft.envelope.waits_for_person() =>
+                {
+                    proceed::proceed_outside(draft);
+                }
+                // What is left to decide is of another kind.
+                Some(left) if left != reason => draft.status(Status::Suspended(left)),
+                Some(_) => {}
             }
-            // What is left to decide is of another kind.
-            Some(left) if left != reason => draft.status(Status::Suspended(left)),
-            Some(_) => {}
-        },
+        }
         (Status::Running, Leg::Working) => proceed::proceed(draft),
         (Status::Running, Leg::Outside) => proceed::proceed_outside(draft),
         // A leg that compares catalogs or ends looks at the calls when it has done so.
-        (Status::Running, Leg::CheckingCatalog | Leg::Cancelling)
+        (Status::Running, Leg::CheckingCatalog)
+        | (Status::Running | Status::Suspended(_), Leg::Cancelling)
         | (Status::Queued | Status::Completed | Status::Stopped(_) | Status::Failed | Status::Cancelled, _) => {}
     }
 }

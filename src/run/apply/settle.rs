@@ -73,8 +73,9 @@ pub(super) fn calls_progressed(
 
 pub(super) fn go_on(draft: &mut Draft<'_>) {
     let envelope = &mut *draft.envelope;
-    // A run that must wait for a person sends nothing, whatever its servers list by now.
-    if envelope.leg == Leg::CheckingCatalog && !envelope.has_held() && envelope.undecided().next().is_some() {
+    // A run that must wait for a person, or fails, sends nothing, whatever its servers list by now.
+    let sends_nothing = envelope.undecided().next().is_some() || envelope.fails();
+    if envelope.leg == Leg::CheckingCatalog && !envelope.has_held() && sends_nothing {
         envelope.leg = Leg::Working;
     }
     if envelope.leg == Leg::Working {

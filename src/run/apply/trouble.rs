@@ -5,12 +5,13 @@ use super::draft::Draft;
 use super::{approvals, leg, settle};
 use crate::run::approval::{ApprovalRule, Requirement, Subject};
 use crate::run::call::{Call, MAX_ATTEMPTS, Stage};
-use crate::run::envelope::Leg;
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::ids::{Actor, CallKey};
 use crate::run::outcome::{Cause, ToolError};
 use crate::run::policy::{Trigger, Trouble};
 use crate::run::result::RunError;
 use crate::run::spec::SideEffectClass;
+use crate::run::status::Status;
 use crate::run::time::Timestamp;
 use crate::run::untaken::Untaken;
 
@@ -152,9 +153,29 @@ fn why(rule: &str, reason: Option<&str>) -> String {
     }
 }
 
-/// Ends a run that a rule fails for a call that went wrong. `false`: there is none.
+/// Fails the run for a denial, as soon as what servers and workers have of it has its end.
+pub(super) fn fail_after_all(draft: &mut Draft<'_>, error: RunError) {
+    draft.envelope.head.state.failing.get_or_insert(error);
+    let envelope = &*draft.envelope;
+    let suspended = matches!(envelope.head.status, Status::Suspended(_));
+    let driven = !suspended && (envelope.has_held() || envelope.waits_for_sample());
+    if !driven && !envelope.has_with_worker() {
+        fails(draft);
+    }
+}
+
+/// Ends a run that a denial fails, or a rule for a call that went wrong. `false`: there is none.
 pub(super) fn fails(draft: &mut Draft<'_>) -> bool {
-    let failing = draft.envelope.calls.iter().find_map(|call| {
+    let denied = draft.envelope.head.state.failing.take();
+    let failing = denied.or_else(|| by_a_rule(draft.envelope));
+    let Some(error) = failing else { return false };
+    leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
+    draft.fail(error);
+    true
+}
+
+fn by_a_rule(envelope: &Envelope) -> Option<RunError> {
+    envelope.calls.iter().find_map(|call| {
         let (trigger, rule, reason) = call.fails_run()?;
         let what = match &call.stage {
             Stage::Failed { error, .. } => error.message.clone(),
@@ -167,11 +188,7 @@ pub(super) fn fails(draft: &mut Draft<'_>) -> bool {
             | Stage::Indeterminate { .. } => format!("Nobody knows whether a call of {} had its effect.", call.tool),
         };
         Some(RunError::new(failed_code(trigger), format!("{what} {}", why(rule, reason))))
-    });
-    let Some(error) = failing else { return false };
-    leg::close(draft, Cause::Cancelled, "The run ended before the call was sent.");
-    draft.fail(error);
-    true
+    })
 }
 
 const fn failed_code(trigger: Trigger) -> &'static str {

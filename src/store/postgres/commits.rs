@@ -34,10 +34,11 @@ macro_rules! insert_rows {
              AS m (pos, body, blobs)), \
          called AS (INSERT INTO calls \
              (tenant_id, run_uid, turn, pos, stage, undecided_since, created_at, input, body, output, blobs, \
-              worker_tool, queued_at, lease, outwaits) \
+              worker_tool, queued_at, lease, outwaits, client_label) \
            SELECT h.tenant_id, h.uid, k.turn, k.pos, k.stage, k.undecided_since, k.created_at, k.input::json, \
              k.body::json, k.output::json, k.blobs::json, k.handed::json ->> 0, \
-             now_ms() - (k.handed::json ->> 1)::bigint, k.handed::json ->> 2, (k.handed::json ->> 3)::smallint FROM h CROSS JOIN LATERAL unnest( \
+             now_ms() - (k.handed::json ->> 1)::bigint, k.handed::json ->> 2, (k.handed::json ->> 3)::smallint, \
+             k.handed::json ->> 4 FROM h CROSS JOIN LATERAL unnest( \
              ($3::bigint[])[h.k_from:h.k_to], ($4::bigint[])[h.k_from:h.k_to], ($5::text[])[h.k_from:h.k_to], \
              ($6::bigint[])[h.k_from:h.k_to], ($7::text[])[h.k_from:h.k_to], ($8::text[])[h.k_from:h.k_to], \
              ($9::text[])[h.k_from:h.k_to], ($10::bigint[])[h.k_from:h.k_to], (",
@@ -385,6 +386,7 @@ impl<'a> Rows<'a> {
 }
 
 fn fetch_column(place: &FetchPlace) -> Option<String> {
-    let FetchPlace { tool, offered_for, lease, outwaits } = place;
-    tool.as_ref().map(|tool| json!([tool, offered_for, lease, outwaits]).to_string())
+    let FetchPlace { tool, offered_for, lease, outwaits, client_label } = place;
+    let found_by_it = tool.is_some() || client_label.is_some();
+    found_by_it.then(|| json!([tool, offered_for, lease, outwaits, client_label]).to_string())
 }

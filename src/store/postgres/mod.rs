@@ -128,6 +128,8 @@ impl RunStore for SteadyPostgres {
         let store = self.now();
         let asked = self.within(&store, runs::cancel_request(&store, tenant, uid, actor)).await?;
         if asked {
+            // One that nobody owns is due now.
+            self.hints.tell(Hint::Due);
             self.hints.tell(Hint::Wish);
         }
         Ok(asked)

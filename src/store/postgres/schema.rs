@@ -4,7 +4,7 @@ use sqlx::SqlStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 pub(super) fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 14] = [
+    const FILES: [(i64, &str, &str); 15] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/postgres/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/postgres/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/postgres/2026113003_decisions.sql")),
@@ -30,6 +30,11 @@ pub(super) fn migrator() -> Migrator {
             2_026_113_015,
             "rounds_and_waits",
             include_str!("../../../migrations/postgres/2026113015_rounds_and_waits.sql"),
+        ),
+        (
+            2_026_113_016,
+            "labels_of_client_calls",
+            include_str!("../../../migrations/postgres/2026113016_labels_of_client_calls.sql"),
         ),
     ];
     let migration = |(version, name, sql)| {

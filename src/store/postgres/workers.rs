@@ -4,11 +4,11 @@ use async_trait::async_trait;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::reads::blob_list;
+use super::reads::{blob_list, client_call_find};
 use super::{PostgresStore, SteadyPostgres};
 use crate::run::call::Call;
 use crate::run::fetched::{Fetched, FetchedWhat};
-use crate::run::ids::{CallKey, RunUid, TenantId};
+use crate::run::ids::{CallId, CallKey, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::blobs::{Wanted, once_more};
 use crate::store::calls::CallText;
@@ -69,6 +69,17 @@ impl WorkerStore for SteadyPostgres {
     async fn call_fetch(&self, tenant: &TenantId, call: (RunUid, CallKey)) -> Result<Option<Call>, StoreError> {
         let store = self.now();
         self.within(&store, call_fetch(&store, tenant, call)).await
+    }
+
+    async fn client_call_find(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        call_id: &CallId,
+        before: u32,
+    ) -> Result<Option<CallKey>, StoreError> {
+        let store = self.now();
+        self.within(&store, client_call_find(&store, tenant, uid, call_id, before)).await
     }
 
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError> {
@@ -157,15 +168,11 @@ async fn call_reserve(
     .fetch_all(&store.pool)
     .await?;
     let reserved = rows.iter().map(|row| {
-        let key = key_of(row.try_get("turn")?, row.try_get("pos")?)?;
+        let key = codec::call_key(row.try_get("turn")?, row.try_get("pos")?)?;
         let until = Timestamp::from_millis(row.try_get("lease_until")?);
         Ok(Reserved { uid: RunUid(row.try_get("run_uid")?), key, until })
     });
     reserved.collect()
-}
-
-fn key_of(turn: i64, pos: i64) -> Result<CallKey, StoreError> {
-    Ok(CallKey { turn: codec::count("turn", turn)?, position: codec::count("position", pos)? })
 }
 
 async fn reservation_drop(
@@ -338,7 +345,7 @@ async fn behind_list(store: &PostgresStore, behind: Behind) -> Result<Vec<(Tenan
     .await?;
     let found = rows.iter().map(|row| {
         let (tenant, uid): (String, Uuid) = (row.try_get("tenant_id")?, row.try_get("run_uid")?);
-        let key = key_of(row.try_get("turn")?, row.try_get("pos")?)?;
+        let key = codec::call_key(row.try_get("turn")?, row.try_get("pos")?)?;
         let what = FetchedWhat::behind(row.try_get("lease")?, row.try_get("is_served")?);
         Ok((codec::named("tenant", TenantId::parse(tenant))?, RunUid(uid), Fetched { key, what }))
     });

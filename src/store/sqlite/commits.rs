@@ -172,10 +172,10 @@ async fn call_put(
         concat!(
             "INSERT INTO calls \
              (tenant_id, run_uid, turn, pos, stage, undecided_since, input, body, output, blobs, created_at, worker_tool, \
-              queued_at, lease, outwaits) \
+              queued_at, lease, outwaits, client_label) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ",
             now_ms!(),
-            " - ?13, ?14, ?15) \
+            " - ?13, ?14, ?15, ?16) \
              ON CONFLICT (tenant_id, run_uid, turn, pos) DO UPDATE SET stage = excluded.stage, \
              undecided_since = excluded.undecided_since, body = excluded.body, output = excluded.output, \
              input = CASE WHEN excluded.stage IN ('proposed', 'pending') THEN excluded.input ELSE input END, \
@@ -202,6 +202,7 @@ async fn call_put(
     .bind(call.place.offered_for)
     .bind(call.place.lease.as_deref())
     .bind(call.place.outwaits)
+    .bind(call.place.client_label.as_deref())
     .execute(&mut **tx)
     .await?;
     Ok(())

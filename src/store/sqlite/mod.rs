@@ -98,7 +98,7 @@ impl SqliteStore {
 }
 
 fn migrator() -> Migrator {
-    const FILES: [(i64, &str, &str); 14] = [
+    const FILES: [(i64, &str, &str); 15] = [
         (2_026_113_001, "runs", include_str!("../../../migrations/sqlite/2026113001_runs.sql")),
         (2_026_113_002, "requests", include_str!("../../../migrations/sqlite/2026113002_requests.sql")),
         (2_026_113_003, "decisions", include_str!("../../../migrations/sqlite/2026113003_decisions.sql")),
@@ -117,6 +117,11 @@ fn migrator() -> Migrator {
         (2_026_113_013, "runs_of_agents", include_str!("../../../migrations/sqlite/2026113013_runs_of_agents.sql")),
         (2_026_113_014, "forgotten_tokens", include_str!("../../../migrations/sqlite/2026113014_forgotten_tokens.sql")),
         (2_026_113_015, "rounds_and_waits", include_str!("../../../migrations/sqlite/2026113015_rounds_and_waits.sql")),
+        (
+            2_026_113_016,
+            "labels_of_client_calls",
+            include_str!("../../../migrations/sqlite/2026113016_labels_of_client_calls.sql"),
+        ),
     ];
     let migration = |(version, name, sql)| {
         let sql = SqlStr::from_static(sql);

@@ -8,10 +8,10 @@ use super::SqliteStore;
 use super::runs::head_columns;
 use crate::run::binding::Binding;
 use crate::run::call::Call;
-use crate::run::ids::{CallId, RunId, RunUid, TenantId};
+use crate::run::ids::{CallId, CallKey, RunId, RunUid, TenantId};
 use crate::run::message::Message;
 use crate::store::blobs::{Bodies, Kept, Wanted, once_more};
-use crate::store::calls::CallText;
+use crate::store::calls::{CallText, label_column};
 use crate::store::codec::{self, ViewText};
 use crate::store::page::{Filling, Page};
 use crate::store::{RunCursor, RunFilter, RunView, SealedSecret, StoreError, StoredEvent};
@@ -285,6 +285,26 @@ pub(super) async fn receipt_fetch(
         Ok(None)
     })
     .await
+}
+
+pub(super) async fn client_call_find(
+    store: &SqliteStore,
+    tenant: &TenantId,
+    uid: RunUid,
+    call_id: &CallId,
+    before: u32,
+) -> Result<Option<CallKey>, StoreError> {
+    let found: Option<(i64, i64)> = sqlx::query_as(
+        "SELECT turn, pos FROM calls WHERE tenant_id = ?1 AND run_uid = ?2 AND client_label = ?3 AND turn < ?4 \
+         ORDER BY turn DESC, pos LIMIT 1",
+    )
+    .bind(tenant.as_str())
+    .bind(uid.0)
+    .bind(label_column(call_id))
+    .bind(i64::from(before))
+    .fetch_optional(&store.reader)
+    .await?;
+    found.map(|(turn, pos)| codec::call_key(turn, pos)).transpose()
 }
 
 pub(super) async fn event_list(

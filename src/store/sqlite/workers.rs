@@ -4,11 +4,11 @@ use async_trait::async_trait;
 use sqlx::{Row, Sqlite, SqliteConnection, Transaction};
 use uuid::Uuid;
 
-use super::reads::blob_list;
+use super::reads::{blob_list, client_call_find};
 use super::{SqliteStore, now_ms};
 use crate::run::call::Call;
 use crate::run::fetched::{Fetched, FetchedWhat};
-use crate::run::ids::{CallKey, RunUid, TenantId};
+use crate::run::ids::{CallId, CallKey, RunUid, TenantId};
 use crate::run::time::Timestamp;
 use crate::store::blobs::{Wanted, once_more};
 use crate::store::calls::CallText;
@@ -64,6 +64,16 @@ impl WorkerStore for SqliteStore {
 
     async fn call_fetch(&self, tenant: &TenantId, call: (RunUid, CallKey)) -> Result<Option<Call>, StoreError> {
         call_fetch(self, tenant, call).await
+    }
+
+    async fn client_call_find(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        call_id: &CallId,
+        before: u32,
+    ) -> Result<Option<CallKey>, StoreError> {
+        client_call_find(self, tenant, uid, call_id, before).await
     }
 
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError> {
@@ -185,15 +195,11 @@ async fn reserve_of(
     .fetch_all(&mut **tx)
     .await?;
     let reserved = rows.iter().map(|row| {
-        let key = key_of(row.try_get("turn")?, row.try_get("pos")?)?;
+        let key = codec::call_key(row.try_get("turn")?, row.try_get("pos")?)?;
         let until = Timestamp::from_millis(row.try_get("lease_until")?);
         Ok(Reserved { uid: RunUid(row.try_get("run_uid")?), key, until })
     });
     reserved.collect()
-}
-
-fn key_of(turn: i64, pos: i64) -> Result<CallKey, StoreError> {
-    Ok(CallKey { turn: codec::count("turn", turn)?, position: codec::count("position", pos)? })
 }
 
 async fn reservation_drop(
@@ -368,7 +374,7 @@ async fn behind_list(store: &SqliteStore, behind: Behind) -> Result<Vec<(TenantI
     .await?;
     let found = rows.iter().map(|row| {
         let (tenant, uid): (String, Uuid) = (row.try_get("tenant_id")?, row.try_get("run_uid")?);
-        let key = key_of(row.try_get("turn")?, row.try_get("pos")?)?;
+        let key = codec::call_key(row.try_get("turn")?, row.try_get("pos")?)?;
         let what = FetchedWhat::behind(row.try_get("lease")?, row.try_get("is_served")?);
         Ok((codec::named("tenant", TenantId::parse(tenant))?, RunUid(uid), Fetched { key, what }))
     });

@@ -57,6 +57,7 @@ impl Draft {
             progressed: false,
             reached: None,
             repaired: false,
+            failing: None,
             asked: None,
             model_failures: 0,
             asks: Asks::default(),

@@ -1,14 +1,16 @@
 //! No tenant sees or moves what is another's, by any method.
 
-use countersign::run::ids::Fence;
+use countersign::run::call::{Backend, Call, Stage};
+use countersign::run::ids::{CallId, CallKey, Fence};
 use countersign::store::{Admitted, RunFilter, SealedSecret};
 
-use super::draft::{Draft, actor, apply, call, node, picture, tenant, undecided};
+use super::draft::{Draft, actor, apply, at, call, node, picture, tenant, undecided};
 use crate::support::database::{Database, both_stores};
 
 both_stores! {
     field_a070_no_method_reaches_the_run_of_another_tenant => field_a070_no_method_reaches_the_run_of_another_tenant,
     two_tenants_hold_the_same_uid_and_id_apart => same_names,
+    b208_the_last_earlier_call_of_a_client_with_a_label_is_found_in_its_own_run_only => labels,
 }
 
 async fn field_a070_no_method_reaches_the_run_of_another_tenant(database: Database) {
@@ -59,4 +61,32 @@ async fn same_names(database: Database) {
     assert_eq!(store.event_list(&one.tenant, one.uid, 0, 10).await.unwrap().len(), 4);
     assert_eq!(store.event_list(&two.tenant, two.uid, 0, 10).await.unwrap().len(), 2);
     assert_eq!(store.run_load(&two.tenant, two.uid).await.unwrap().unwrap().envelope.head, two.head);
+}
+
+async fn labels(database: Database) {
+    let store = database.open().await;
+    let node = node(&*store).await;
+    // As a provider may give it that numbers the calls of each turn anew. Any text is a label.
+    let label = CallId::new("call\u{0}_\"1");
+    let settled = || Stage::Completed { settled_at: at(3), output: "paid".into() };
+    let of = |turn: u32, position: u32, backend: Backend| {
+        let mut call = Call { call_id: label.clone(), ..call(turn, position, settled()) };
+        call.target.as_mut().unwrap().backend = backend;
+        call
+    };
+    let mut run = Draft::new("acme", "r-1");
+    let claim = run.admit_owned(&*store, node).await;
+    let mut commit = run.next();
+    commit.calls_made = vec![of(1, 1, Backend::Client), of(3, 0, Backend::Client), of(4, 0, Backend::Mcp)];
+    assert!(apply(&*store, &claim, &commit).await);
+    let mut other = Draft::new("globex", "r-1");
+    other.uid = run.uid;
+    other.admit_owned(&*store, node).await;
+    for (before, found) in [(9, Some((3, 0))), (3, Some((1, 1))), (1, None)] {
+        let found = found.map(|(turn, position)| CallKey { turn, position });
+        assert_eq!(store.client_call_find(&run.tenant, run.uid, &label, before).await.unwrap(), found, "{before}");
+    }
+    for (tenant, label) in [(&other.tenant, &label), (&run.tenant, &CallId::new("call_1"))] {
+        assert_eq!(store.client_call_find(tenant, run.uid, label, 9).await.unwrap(), None);
+    }
 }

@@ -559,6 +559,16 @@ impl WorkerStore for FlakyStore {
         self.store.call_fetch(tenant, call).await
     }
 
+    async fn client_call_find(
+        &self,
+        tenant: &TenantId,
+        uid: RunUid,
+        call_id: &CallId,
+        before: u32,
+    ) -> Result<Option<CallKey>, StoreError> {
+        self.store.client_call_find(tenant, uid, call_id, before).await
+    }
+
     async fn fact_leave(&self, tenant: &TenantId, uid: RunUid, fact: &LeftFact) -> Result<Left, StoreError> {
         self.write("fact_leave", self.store.fact_leave(tenant, uid, fact)).await
     }

@@ -17,6 +17,7 @@ both_stores! {
     b202_b223_results_contact_no_server_before_the_leg_that_follows,
     a_run_that_waits_for_its_client_can_be_cancelled,
     b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label,
+    b208_nor_does_one_of_a_call_of_many_turns_ago,
 }
 
 fn pick() -> Value {
@@ -150,4 +151,25 @@ async fn b208_a_result_that_comes_again_settles_no_later_call_of_the_same_label(
     problem(&server, path, &paid(Some(7), "paid"), 404, "not-found").await;
     server.post(path, &paid(Some(2), "paid"), 200).await;
     assert_eq!(server.rested("twice").await["status"], "completed");
+}
+
+async fn b208_nor_does_one_of_a_call_of_many_turns_ago(database: Database) {
+    let server = server(&database).await;
+    let mut body = picks("long", 1);
+    let turn = |tool: &str| json!({ "tool_calls": [{ "id": "call_1", "name": tool, "arguments": {} }] });
+    // The turns between call a tool that is not there.
+    let between = (0..30).map(|n| turn(&format!("nothing_{n}")));
+    let script = std::iter::once(turn("pick")).chain(between).chain([turn("pick"), json!({ "text": "Done." })]);
+    body["model"]["script"] = script.collect();
+    body["limits"] = json!({ "max_turns": 40 });
+    server.post("/v1/runs", &body, 201).await;
+    server.rested("long").await;
+    let path = "/v1/runs/long/tool-results";
+    let paid = json!({ "results": [{ "call_id": "call_1", "output": "paid" }] });
+    server.post(path, &paid, 200).await;
+    until(&server, "long", |run| run["turns"] == 32 && run["reason"] == WAITS).await;
+    problem(&server, path, &paid, 409, "ambiguous-call").await;
+    let other = json!({ "results": [{ "call_id": "call_1", "output": "also paid" }] });
+    server.post(path, &other, 200).await;
+    assert_eq!(server.rested("long").await["status"], "completed");
 }

@@ -3,9 +3,11 @@
 use serde_json::json;
 
 use super::{
-    answer, asking, claim, one_call, options, path, pays, problem, receipt, server, staged, until, with_lease,
+    answer, asking, claim, one_call, options, path, payment, pays, problem, receipt, run, server, staged, until,
+    with_lease,
 };
 use crate::support::database::{Database, both_stores};
+use crate::support::fake_mcp::{FakeMcp, tool};
 use crate::support::product::Product;
 
 both_stores! {
@@ -15,6 +17,7 @@ both_stores! {
     b241_a_node_that_dies_between_claim_and_result_loses_neither,
     b243_a_worker_hears_of_a_cancel_and_its_answer_still_counts,
     b216_b243_a_worker_that_does_not_answer_a_cancel_leaves_the_outcome_unknown,
+    b216_b243_a_suspended_run_that_is_cancelled_has_what_its_worker_says,
 }
 
 async fn b239_a_worker_that_dies_leaves_a_harmless_call_to_another_with_the_same_key(database: Database) {
@@ -108,4 +111,35 @@ async fn b216_b243_a_worker_that_does_not_answer_a_cancel_leaves_the_outcome_unk
     let late = with_lease(&call, json!({ "output": 1 }));
     problem(&server, &path(&call, "result"), &late, 409, "lease-lost").await;
     assert_eq!(claim(&server, "w2", &asking(0)).await["calls"], json!([]), "nothing of a cancelled run is handed out");
+}
+
+async fn b216_b243_a_suspended_run_that_is_cancelled_has_what_its_worker_says(database: Database) {
+    let options = options().with("COUNTERSIGN_WORKER_LEASE_S", "20");
+    let (server, fake) = (Product::start_as(&database.url, &options).await, FakeMcp::start().await);
+    let amount = json!({ "amount": 1 });
+    let calls = [("process_payment", amount.clone()), ("process_payment", amount.clone()), ("charge", amount)];
+    let mut body = run("parked", &calls, json!([payment(json!({}))]));
+    body["mcp"] = json!([{ "url": fake.url() }]);
+    body["limits"] = json!({ "max_parallel_tool_calls": 2 });
+    server.post("/v1/runs", &body, 201).await;
+    let claimed = claim(&server, "w1", &asking(20_000)).await["calls"].clone();
+    assert_eq!(claimed.as_array().map(Vec::len), Some(2), "{claimed}");
+    // The first answer makes room for the server's call, and the leg that would send it finds another catalog.
+    fake.serve(vec![tool("charge"), tool("refund")]);
+    assert_eq!(answer(&server, &claimed[0], json!({ "output": "paid" })).await.0, 200);
+    until(&server, "parked", |run| run["status"] == "suspended" && run["reason"] == "mcp-catalog-changed").await;
+    server.post("/v1/runs/parked/cancel", &json!({}), 202).await;
+    let beaten = server.post(&path(&claimed[1], "heartbeat"), &with_lease(&claimed[1], json!({})), 200).await;
+    assert_eq!(beaten["cancelled"], true);
+    assert_eq!(answer(&server, &claimed[1], json!({ "output": "paid too" })).await.0, 200);
+    assert_eq!(
+        until(&server, "parked", |run| run["status"] == "cancelled").await["pending"]["reconciliations"],
+        json!([])
+    );
+    let known = receipt(&server, "parked", "call_2").await;
+    assert_eq!((&known["stage"], &known["output"]), (&json!("completed"), &json!("paid too")));
+    assert_eq!(
+        (receipt(&server, "parked", "call_3").await["stage"].clone(), fake.count("tools/call")),
+        (json!("failed"), 0)
+    );
 }

@@ -4,7 +4,7 @@ use super::world::*;
 use crate::run::apply;
 use crate::run::call::Stage;
 use crate::run::commit::{Commit, Next};
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::event::EventBody;
 use crate::run::fact::{Fact, Resolution};
 use crate::run::outcome::Cause;
@@ -188,7 +188,7 @@ fn b243_a_run_that_is_cancelled_hands_nothing_out_and_what_is_out_stays_visible(
     let mut run = local_run(false);
     called(&mut run, &[("a", "work"), ("b", "work"), ("c", "pick")]);
     did(&mut run, claimed(0, "l"));
-    let mut leaving = Envelope { leg: crate::run::envelope::Leg::Cancelling, ..run.clone() };
+    let mut leaving = Envelope { leg: Leg::Cancelling, ..run.clone() };
     assert_eq!(next(&leaving), Step::AwaitCalls);
     refused(&leaving, claimed(1, "m"), "not-offered");
     did(&mut leaving, worked(0, "l"));
@@ -203,6 +203,45 @@ fn b243_a_run_that_is_cancelled_hands_nothing_out_and_what_is_out_stays_visible(
         (vec!["indeterminate", "failed", "indeterminate"], 2)
     );
     assert!(!run.calls.iter().any(crate::run::call::Call::is_offered));
+}
+
+/// A run that is suspended for its servers while a worker has a call of it, and another one is offered.
+fn suspended_while_a_worker_works(calls: &[(&str, &str)]) -> Envelope {
+    let mut run = Envelope { room: 0, ..local_run(true) };
+    called(&mut run, calls);
+    for position in 0..u32::try_from(calls.len() - 1).unwrap() {
+        did(&mut run, claimed(position, "l"));
+    }
+    let mut run = reloaded(&run);
+    did(&mut run, Fact::LegBegan);
+    did(&mut run, Fact::CatalogUnreadable { message: "refused".to_owned() });
+    assert_eq!(run.head.status, Status::Suspended(SuspendReason::McpUnreachable));
+    run
+}
+
+#[test]
+fn a_suspended_run_says_of_each_call_that_is_lost_meanwhile_that_a_person_must_decide() {
+    let mut run = suspended_while_a_worker_works(&[("a", "work"), ("b", "work"), ("c", "charge")]);
+    for position in [0, 1] {
+        let commit = did(&mut run, lapsed(position, "l"));
+        assert_eq!(kinds(&commit), ["tool-output", "reconciliation-required", "run-status"], "{position}");
+        assert_eq!(run.head.status, Status::Suspended(SuspendReason::ToolReconciliationRequired));
+    }
+    let mut run = suspended_while_a_worker_works(&[("a", "work"), ("b", "charge")]);
+    assert_eq!(kinds(&did(&mut run, worked(0, "l"))), ["tool-output", "run-status"]);
+    assert_eq!(run.head.status, Status::Queued);
+}
+
+#[test]
+fn b216_b243_a_suspended_run_that_is_cancelled_waits_for_what_its_workers_say() {
+    let mut run = suspended_while_a_worker_works(&[("a", "work"), ("b", "charge")]);
+    assert_eq!(next(&run), Step::Rest);
+    run.leg = Leg::Cancelling;
+    assert_eq!(next(&run), Step::AwaitCalls);
+    let commit = did(&mut run, worked(0, "l"));
+    assert_eq!((kinds(&commit), commit.next, next(&run)), (vec!["tool-output"], Next::Owner, Step::Cancel));
+    did(&mut run, Fact::Cancelled);
+    assert_eq!((stages(&run), run.head.status), (vec!["completed", "failed"], Status::Cancelled));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::world::*;
 use crate::run::approval::{ApprovalKind, ApprovalRule, Requirement, Subject, Verdict};
 use crate::run::call::MAX_ATTEMPTS;
 use crate::run::commit::Commit;
-use crate::run::envelope::Envelope;
+use crate::run::envelope::{Envelope, Leg};
 use crate::run::fact::{Fact, Ruling};
 use crate::run::policy::{Judged, Trigger, Trouble};
 use crate::run::spec::SideEffectClass;
@@ -153,10 +153,44 @@ fn b214_people_allow_each_further_attempt_or_end_it() {
     let mut run = waiting(json!({"on_reject": "fail"}));
     vote(&mut run, Verdict::Deny);
     assert_eq!(run.head.state.error.as_ref().unwrap().code, "policy-reject");
+    assert_eq!(stages(&run), ["failed", "completed"]);
     // An administrator may know what became of it: then nobody is asked any more.
     let mut run = waiting(json!({}));
     let decided = decide(&mut run, reconciled(key(1, 0), completed()));
     assert_eq!((decided.approvals[0].status.code(), run.head.status), ("cancelled", Status::Queued));
+}
+
+#[test]
+fn b235_a_denial_that_fails_the_run_waits_for_what_is_out_and_nothing_more_is_sent() {
+    // People vote on one call while its sibling is out.
+    let denied = || {
+        let mut run = out(&asks(json!({"on_reject": "fail"})));
+        decide(&mut run, unknown(key(1, 0)));
+        let fact = vote_on(&run, 0, "bob", Verdict::Deny, None);
+        let commit = decide(&mut run, fact);
+        assert_eq!((stages(&run), run.head.status), (vec!["failed", "executing"], Status::Running));
+        assert_eq!((next(&run), kinds(&commit)), (Step::AwaitCalls, vec!["approval-decided", "tool-output"]));
+        run
+    };
+    let why = |run: &Envelope| {
+        let error = run.head.state.error.as_ref().unwrap();
+        assert!(error.code == "policy-reject" && error.message.contains("denied by bob"), "{error:?}");
+        (stages(run), run.head.status, run.head.state.failing.is_none())
+    };
+    let mut run = denied();
+    decide(&mut run, done(key(1, 1)));
+    assert_eq!(why(&run), (vec!["failed", "completed"], Status::Failed, true));
+    // The node dies before the sibling has its end: the denial stands, and nothing is sent again.
+    let mut run = reloaded(&denied());
+    let commit = decide(&mut run, Fact::LegBegan);
+    assert!(commit.sends.is_empty());
+    assert_eq!(why(&run), (vec!["failed", "indeterminate"], Status::Failed, true));
+    // A wish to cancel is the later word.
+    let mut run = denied();
+    run.leg = Leg::Cancelling;
+    decide(&mut run, done(key(1, 1)));
+    decide(&mut run, Fact::Cancelled);
+    assert_eq!((run.head.status, run.head.state.failing.is_none()), (Status::Cancelled, true));
 }
 
 #[test]
