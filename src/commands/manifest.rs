@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::create::check_limits;
 use super::faults::Faults;
-use super::request::{EntryRequest, LimitsRequest};
+use super::limits::check_limits;
+use super::request::{CreateRun, EntryRequest, LimitsRequest};
 use super::tool_request::ToolRequest;
 use super::{Asker, CommandError, Commands};
 use crate::run::binding::BoundTool;
@@ -73,6 +73,23 @@ impl From<AgentManifest> for Declaring {
             limits: manifest.limits.unwrap_or_default(),
             output_schema: manifest.output_schema,
         }
+    }
+}
+
+impl CreateRun {
+    /// What the run declares of itself; `None` without a model.
+    pub(super) fn declaring(self) -> Option<Declaring> {
+        Some(Declaring {
+            model: self.model?,
+            instructions: self.instructions,
+            mcp: self.mcp.unwrap_or_default(),
+            tools: self.tools.unwrap_or_default(),
+            policies: self.policies.unwrap_or_default(),
+            on_catalog_change: self.on_catalog_change,
+            binding_id: self.binding_id,
+            limits: self.limits.unwrap_or_default(),
+            output_schema: self.output_schema,
+        })
     }
 }
 

@@ -14,6 +14,7 @@ mod faults;
 mod handed;
 mod input;
 mod inputs;
+mod limits;
 mod manifest;
 mod permits;
 mod policies;
@@ -39,7 +40,10 @@ pub use manifest::AgentManifest;
 pub use permits::{Permit, Permits, Workload};
 pub use reconcile::ReconcileCall;
 pub use registration::{PutSecret, PutServer};
-pub use request::{AnswerInput, CreateRun, DecideApproval, DecideCall, InputMessage, ResumeRun, RetryCall, RunInput};
+pub use request::{
+    AnswerInput, CreateRun, DecideApproval, DecideCall, DeployVersion, InputMessage, ResumeRun, RetryCall,
+    RollBackVersion, RunInput,
+};
 pub use resume::Resumed;
 pub use servers::{Probe, without_query};
 pub use tool_request::{CallResult, ClaimCalls, GiveResults, HeldCall};

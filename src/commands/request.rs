@@ -8,7 +8,6 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::manifest::Declaring;
 use super::tool_request::{ClientResult, ToolRequest};
 use crate::run::approval::{RequireApproval, Verdict};
 use crate::run::ask::InputAction;
@@ -64,21 +63,6 @@ pub struct CreateRun {
 }
 
 impl CreateRun {
-    /// What the run declares of itself; `None` without a model.
-    pub(super) fn declaring(self) -> Option<Declaring> {
-        Some(Declaring {
-            model: self.model?,
-            instructions: self.instructions,
-            mcp: self.mcp.unwrap_or_default(),
-            tools: self.tools.unwrap_or_default(),
-            policies: self.policies.unwrap_or_default(),
-            on_catalog_change: self.on_catalog_change,
-            binding_id: self.binding_id,
-            limits: self.limits.unwrap_or_default(),
-            output_schema: self.output_schema,
-        })
-    }
-
     /// The fields that are given and belong to the manifest of an agent.
     pub(super) fn fixed_by_agent(&self) -> Vec<&'static str> {
         [
@@ -365,4 +349,22 @@ pub enum RetryCall {
         /// The label.
         call_id: String,
     },
+}
+
+/// Which version is to be active.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeployVersion {
+    /// A published one that is not deprecated.
+    #[schema(max_length = 128)]
+    pub version: String,
+}
+
+/// Which version is to be active again.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollBackVersion {
+    /// One that was active at some time; left out: the one before.
+    #[schema(max_length = 128)]
+    pub version: Option<String>,
 }

@@ -1,7 +1,7 @@
 //! Resumes a run: the checks in the order of the contract, each before anything is written.
 
-use super::create::{check_limits, check_price};
 use super::faults::Faults;
+use super::limits::{check_limits, check_price};
 use super::request::{DecideCall, LimitsRequest, ResumeRun, RetryCall};
 use super::results::check_results;
 use super::{Asker, CommandError, Commands, approvals, tell};

@@ -6,12 +6,16 @@ use serde_json::json;
 use url::Url;
 
 use super::Dispatch;
-use super::target::address_of;
 use crate::mcp::StdioServer;
 use crate::run::binding::Binding;
 use crate::run::ids::TenantId;
 use crate::run::json::sha256_hex;
 use crate::run::spec::McpEntry;
+
+pub(super) fn address_of(entry: &McpEntry) -> Result<Url, String> {
+    let address = entry.url.as_deref().ok_or("the entry names no address")?;
+    Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))
+}
 
 /// A mark of the place that an entry leads to: the whole address, the headers, and as whom (by the secret's name: another
 /// value of it is the same place). It says nothing of them.

@@ -8,7 +8,7 @@ use url::Url;
 
 use super::credential::{Credential, credential};
 use super::fresh::LookupFault;
-use super::place::{place_at, place_in};
+use super::place::{address_of, place_at, place_in};
 use super::registry::{Looked, Opened, SecretFault, Server, value_for};
 use super::told::Place;
 use super::{Dispatch, Sighting, Unreachable};
@@ -352,11 +352,6 @@ fn offers_of(entry: &McpEntry, drive: Option<Drive>) -> Offers {
         Some(_) => Offers { elicitation: entry.elicitation == Elicitation::Ask, sampling: entry.sampling.is_some() },
         None => Offers::default(),
     }
-}
-
-pub(super) fn address_of(entry: &McpEntry) -> Result<Url, String> {
-    let address = entry.url.as_deref().ok_or("the entry names no address")?;
-    Url::parse(address).map_err(|fault| format!("the address is not a URL: {fault}"))
 }
 
 fn server_origin(name: &str) -> String {

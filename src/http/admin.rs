@@ -9,12 +9,11 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{Admin, Checked, ReceiptPath, asker};
+use super::extract::{Admin, Checked, ReceiptPath, asker, fetch};
 use super::links::{self, Link};
 use super::problem::ApiError;
 use super::query::{AuditCursor, Query, UndecidedCursor, encode};
 use super::receipts::place;
-use super::runs::fetch;
 use super::views::Run;
 use crate::commands::ReconcileCall;
 use crate::run::call::{Stage, idempotency_key};

@@ -7,13 +7,14 @@ use axum::extract::{FromRequestParts, Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::extract::{AgentsWriter, Checked, Reader, asker};
 use super::problem::ApiError;
 use super::query::{AgentCursor, DeploymentCursor, Query, encode};
+use crate::commands::{DeployVersion, RollBackVersion};
 use crate::run::agent::AgentName;
 use crate::run::ids::TenantId;
 use crate::run::time::Timestamp;
@@ -65,24 +66,6 @@ pub(super) struct DeploymentPage {
     data: Vec<DeploymentView>,
     /// Where the list goes on; null at its end.
     next_cursor: Option<String>,
-}
-
-/// Which version is to be active.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct DeployVersion {
-    /// A published one that is not deprecated.
-    #[schema(max_length = 128)]
-    version: String,
-}
-
-/// Which version is to be active again.
-#[derive(Clone, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RollBackVersion {
-    /// One that was active at some time; left out: the one before.
-    #[schema(max_length = 128)]
-    version: Option<String>,
 }
 
 /// The agent that the address names.

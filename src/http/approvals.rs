@@ -9,10 +9,9 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Api;
-use super::extract::{Approver, Checked, InputPath, NamePath, Reader, RunPath, asker};
+use super::extract::{Approver, Checked, InputPath, NamePath, Reader, RunPath, asker, fetch};
 use super::problem::ApiError;
 use super::query::{ApprovalCursor, Query, encode};
-use super::runs::fetch;
 use super::views::ApprovalView;
 use crate::auth::Caller;
 use crate::commands::DecideApproval;

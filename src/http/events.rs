@@ -12,13 +12,12 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{self, Reader, RunPath};
+use super::extract::{self, Reader, RunPath, fetch};
 use super::feed::{self, Feed};
 use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{EventCursor, Query, encode};
 use super::readers::Reading;
-use super::runs::fetch;
 use crate::auth::{Caller, Scope};
 use crate::run::event::Event;
 use crate::run::ids::RunId;

@@ -11,7 +11,6 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Api;
-use super::agents::{DeployVersion, RollBackVersion};
 use super::nulls;
 use super::problem::{ApiError, Flaw};
 use super::yaml::{self, YamlFault};
@@ -19,11 +18,12 @@ use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
 use crate::commands::{
-    AgentManifest, AnswerInput, Asker, CallResult, ClaimCalls, CreateRun, DecideApproval, GiveResults, HeldCall,
-    Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
+    AgentManifest, AnswerInput, Asker, CallResult, ClaimCalls, CreateRun, DecideApproval, DeployVersion, GiveResults,
+    HeldCall, Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun, RollBackVersion,
 };
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
+use crate::store::RunView;
 
 /// Time for the body of a request.
 const BODY_TIME: Duration = Duration::from_secs(30);
@@ -151,6 +151,11 @@ impl FromRequestParts<Arc<Api>> for InputPath {
         let Path((id, input_id)) = path.map_err(|_undecodable| no_run())?;
         Ok(Self { run: RunId::parse(id).ok_or_else(no_run)?, input_id })
     }
+}
+
+/// One run of the caller's tenant.
+pub(super) async fn fetch(api: &Api, caller: &Caller, id: &RunId) -> Result<RunView, ApiError> {
+    api.store.run_fetch(&caller.tenant, id).await?.ok_or_else(no_run)
 }
 
 /// There is no such run in the caller's tenant.

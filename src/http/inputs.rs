@@ -6,9 +6,8 @@ use axum::Json;
 use axum::extract::State;
 
 use super::Api;
-use super::extract::{Checked, InputPath, Writer, asker};
+use super::extract::{Checked, InputPath, Writer, asker, fetch};
 use super::problem::ApiError;
-use super::runs::fetch;
 use super::views::Run;
 use crate::commands::AnswerInput;
 

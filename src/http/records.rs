@@ -8,11 +8,11 @@ use axum::response::Response;
 
 use super::Api;
 use super::envelope::envelope;
-use super::extract::{Reader, ReceiptPath, RunPath};
+use super::extract::{Reader, ReceiptPath, RunPath, fetch};
 use super::problem::ApiError;
 use super::query::{FoundCursor, MessageCursor, Query, ReceiptCursor, encode};
 use super::receipts::{Receipt, ReceiptPage, place};
-use super::runs::{fetch, take_filter};
+use super::runs::take_filter;
 use super::views::{EnvelopeView, MessagePage, MessageView};
 use crate::run::call::Call;
 use crate::run::ids::CallId;

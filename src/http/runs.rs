@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::Api;
-use super::extract::{Checked, Reader, RunPath, Writer, asker, need, no_run, request_key};
+use super::extract::{Checked, Reader, RunPath, Writer, asker, fetch, need, request_key};
 use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{Query, encode};
@@ -238,11 +238,6 @@ pub(super) async fn run_delete(
     let deleted = api.commands.delete(&asker(&caller), &id).await;
     deleted.map_err(|error| ApiError::Command(error, Some(id)))?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// One run of the caller's tenant.
-pub(super) async fn fetch(api: &Api, caller: &Caller, id: &RunId) -> Result<RunView, ApiError> {
-    api.store.run_fetch(&caller.tenant, id).await?.ok_or_else(no_run)
 }
 
 /// The run as it stands, or as it stands after the wait that the caller prefers.

@@ -9,9 +9,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{Reader, RunPath};
+use super::extract::{Reader, RunPath, fetch};
 use super::problem::ApiError;
-use super::runs::fetch;
 use crate::run::time::Timestamp;
 
 /// A stream ticket.

@@ -9,9 +9,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{Checked, NamePath, RunPath, Worker, Writer, asker};
+use super::extract::{Checked, NamePath, RunPath, Worker, Writer, asker, fetch};
 use super::problem::{ApiError, Flaw};
-use super::runs::fetch;
 use super::views::Run;
 use crate::auth::Caller;
 use crate::commands::{CallResult, ClaimCalls, Claimed, GiveResults, HandedCall, HeldCall, Workload};

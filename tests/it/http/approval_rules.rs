@@ -6,9 +6,10 @@ use countersign::clock::{Clock as _, SystemClock};
 use countersign::run::time::Timestamp;
 use http::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 
 use super::approvals::{boss, decide, rested};
-use super::harness::{Answer, Server, request};
+use super::harness::{Answer, RUNS, Server, request};
 use super::inputs::{events, told, until};
 use crate::support::database::{Database, both_stores, eventually};
 use crate::support::fake_mcp::{FakeMcp, Reply, Step};
@@ -122,6 +123,30 @@ async fn b231_field_a086_a_deadline_that_is_over_denies_and_a_late_vote_is_told(
         (audit["data"].as_array().unwrap().len(), &audit["data"][0]["action"], &audit["data"][0]["actor"]),
         (1, &json!("approval.timeout"), &json!("system:timeout"))
     );
+}
+
+#[tokio::test]
+async fn b231_what_keeps_one_tenants_deadlines_waiting_keeps_no_other_tenants() {
+    let database = Database::postgres().await;
+    let mut holder = PgConnection::connect(&database.url).await.unwrap();
+    let (server, fake) = (Server::start_on(database).await, FakeMcp::start().await);
+    let asks_in = async |tenant: &str| {
+        let mut body = run_on("r", &[("charge", json!({ "amount": 5 }))], json!([{ "url": fake.url() }]));
+        body["policies"] = asks(json!({ "timeout_s": 2 }));
+        let token = server.token(tenant, "alice", RUNS);
+        let run = server.post_with("/v1/runs", &token, &[("prefer", "wait=20")], &body).await.json();
+        assert_eq!(run["reason"], "approval-required", "{run:#}");
+        token
+    };
+    let held = asks_in("acme").await;
+    holder.execute("BEGIN; SELECT 1 FROM runs WHERE tenant_id = 'acme' FOR UPDATE").await.unwrap();
+    let free = asks_in("globex").await;
+    let status = async |token: &str| server.get("/v1/runs/r", token).await.json()["status"].clone();
+    eventually("the other tenant's deadline is applied", async || status(&free).await == "completed").await;
+    assert_eq!(status(&held).await, "suspended", "its deadline is over for longer");
+    holder.execute("ROLLBACK").await.unwrap();
+    eventually("the held one is applied too", async || status(&held).await == "completed").await;
+    assert_eq!(fake.count("tools/call"), 0);
 }
 
 /// Waits until the approval's time is over.
