@@ -90,7 +90,7 @@ impl Commands {
         for result in results {
             let fact = LeftFact::Client(ClientResults { actor: asker.actor.clone(), results: vec![result] });
             // Refused: another result was first, which the next look finds out.
-            self.bring(asker, uid, &fact, deadline).await?;
+            self.bring(asker, uid, &fact, deadline, None).await?;
         }
         Ok(())
     }
@@ -105,11 +105,7 @@ impl Commands {
     ) -> Result<Vec<(CallKey, Answer)>, CommandError> {
         let mut results = Vec::new();
         for (index, result) in given.iter().enumerate() {
-            let Some(answer) = answer_of(result.output.as_ref(), result.error.as_ref()) else {
-                let mut faults = Faults::default();
-                faults.add(format!("{at}/{index}"), ONE_OF);
-                return Err(faults.into());
-            };
+            let answer = answer_at(&format!("{at}/{index}"), result.output.as_ref(), result.error.as_ref())?;
             let call_id = CallId::new(&result.call_id);
             let named = |call: &&Call| call.call_id == call_id && result.turn.is_none_or(|turn| turn == call.key.turn);
             let earlier = || self.earlier(asker, envelope, &call_id, result.turn);
@@ -177,7 +173,8 @@ impl Commands {
         Ok(Answer::Failed { error: ToolError::new(INVALID_OUTPUT, message), output: Some(output.clone()) })
     }
 
-    /// Makes a fact true of its run: at once where nobody drives it, else by leaving it with the owner and waiting.
+    /// Makes a fact true of its run: at once where nobody drives it, else by leaving it with the owner and waiting. Whoever has
+    /// read the run already brings it along.
     ///
     /// # Errors
     /// `NotFound`, `Store`; `Contended` when the owner did not read it in time: then it will not.
@@ -187,9 +184,11 @@ impl Commands {
         uid: RunUid,
         fact: &LeftFact,
         deadline: Instant,
+        first: Option<Loaded>,
     ) -> Result<Brought, CommandError> {
         let mut left = None;
-        let brought = self.bring_or_leave(asker, uid, fact, (deadline, &mut left)).await;
+        // On the heap it does not swell every future around.
+        let brought = Box::pin(self.bring_or_leave(asker, uid, fact, (deadline, &mut left), first)).await;
         // It is said, or nobody waits for it any more: whoever owns the run next must not hear it again.
         if left.is_some() {
             self.store.fact_withdraw(&asker.tenant, uid, fact).await?;
@@ -203,13 +202,20 @@ impl Commands {
         uid: RunUid,
         fact: &LeftFact,
         (deadline, left): (Instant, &mut Option<Instant>),
+        mut first: Option<Loaded>,
     ) -> Result<Brought, CommandError> {
         loop {
             let mut changes = self.hub.subscribe(&asker.tenant, uid);
-            let Loaded { mut envelope, fence, owned, .. } = self.load(asker, uid).await?;
-            let stored = envelope.clone();
+            let (loaded, is_fresh) = match first.take() {
+                Some(loaded) => (loaded, false),
+                None => (self.load(asker, uid).await?, true),
+            };
+            let Loaded { mut envelope, fence, owned, .. } = loaded;
             let commit = match apply(&mut envelope, fact.clone().into_fact(), self.clock.now()) {
-                Err(refusal) => return self.refused(asker, fact, stored, refusal).await,
+                // It may have changed since.
+                Err(_) if !is_fresh => continue,
+                // What refuses leaves it as it was.
+                Err(refusal) => return self.refused(asker, fact, envelope, refusal).await,
                 Ok(commit) => commit,
             };
             if Instant::now() >= deadline {
@@ -320,17 +326,24 @@ pub(super) fn is_given(stage: &Stage, answer: &Answer) -> bool {
 }
 
 /// What is said of a result that is both or neither.
-pub(super) const ONE_OF: &str = "needs exactly one of \"output\" and \"error\"";
+const ONE_OF: &str = "needs exactly one of \"output\" and \"error\"";
 
-/// What a result says; `None`: both or neither.
-pub(super) fn answer_of(output: Option<&Value>, error: Option<&CallError>) -> Option<Answer> {
+/// What a result says.
+///
+/// # Errors
+/// `Invalid` at its place: it is both or neither.
+pub(super) fn answer_at(at: &str, output: Option<&Value>, error: Option<&CallError>) -> Result<Answer, CommandError> {
     match (output, error) {
-        (Some(output), None) => Some(Answer::Done { output: output.clone() }),
+        (Some(output), None) => Ok(Answer::Done { output: output.clone() }),
         (None, Some(CallError { code, message })) => {
             let error = ToolError::new(code.as_deref().unwrap_or("tool-error"), message.clone());
-            Some(Answer::Failed { error, output: None })
+            Ok(Answer::Failed { error, output: None })
         }
-        (Some(_), Some(_)) | (None, None) => None,
+        (Some(_), Some(_)) | (None, None) => {
+            let mut faults = Faults::default();
+            faults.add(at, ONE_OF);
+            Err(faults.into())
+        }
     }
 }
 

@@ -5,15 +5,16 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::faults::Faults;
-use super::tool_request::{Executor, ToolRequest};
+use super::tool_request::{ClaimCalls, Executor, ToolRequest};
 use super::{Asker, CommandError, Commands};
 use crate::run::binding::{BoundTool, ToolSource};
-use crate::run::call::Backend;
+use crate::run::call::{Backend, queue_name};
 use crate::run::dialect::{is_name, told, tools_max};
 use crate::run::json::{MAX_DEPTH, is_too_deep};
 use crate::run::offer::{Offer, ToldAs};
 use crate::run::spec::{Provider, SideEffectClass};
 use crate::schema::Budget;
+use crate::store::Asked;
 
 /// The most declared tools of one run.
 const TOOLS_MAX: usize = 256;
@@ -21,6 +22,8 @@ const TOOLS_MAX: usize = 256;
 const DESCRIPTION_MAX: usize = 16 * 1024;
 /// Longest schema, in bytes.
 const SCHEMA_MAX: usize = 256 * 1024;
+/// How many calls of a tool a worker has at once when it does not say.
+const CONCURRENCY_DEFAULT: u32 = 100;
 
 impl Commands {
     /// The declared tools as the run is bound to them. Their schemas are compiled when they are stored, so that nobody
@@ -108,17 +111,17 @@ fn source_of(executor: &Executor, name: &str, at: &str, faults: &mut Faults) -> 
 }
 
 /// What the name of a worker's tool is like.
-pub(super) const WORKER_TOOL: &str = "must match [A-Za-z0-9][A-Za-z0-9._:/-]{0,127}";
+const WORKER_TOOL: &str = "must match [A-Za-z0-9][A-Za-z0-9._:/-]{0,127}";
 /// What its version is like.
-pub(super) const VERSION: &str = "must match [A-Za-z0-9][A-Za-z0-9._+-]{0,63}";
+const VERSION: &str = "must match [A-Za-z0-9][A-Za-z0-9._+-]{0,63}";
 
 /// Whether it can be the name of a worker's tool.
-pub(super) fn is_worker_tool(text: &str) -> bool {
+fn is_worker_tool(text: &str) -> bool {
     is_label(text, 128, "._:/-")
 }
 
 /// Whether it can be the version of a worker's tool.
-pub(super) fn is_version(text: &str) -> bool {
+fn is_version(text: &str) -> bool {
     is_label(text, 64, "._+-")
 }
 
@@ -140,4 +143,20 @@ fn is_usable(schema: &Value, at: &str, faults: &mut Faults) -> bool {
     };
     faults.add(at, fault);
     false
+}
+
+/// What a worker asks for.
+pub(super) fn check_claim(request: &ClaimCalls) -> Result<Vec<Asked>, CommandError> {
+    let mut faults = Faults::default();
+    let mut asked: Vec<Asked> = Vec::new();
+    for (index, served) in request.tools.iter().enumerate() {
+        let at = format!("/tools/{index}");
+        faults.require(is_worker_tool(&served.tool), &format!("{at}/tool"), WORKER_TOOL);
+        faults.require(is_version(&served.version), &format!("{at}/version"), VERSION);
+        let tool = queue_name(&served.tool, &served.version);
+        faults.require(asked.iter().all(|known| known.tool != tool), &at, "is named twice");
+        asked.push(Asked { tool, most: served.max_concurrency.unwrap_or(CONCURRENCY_DEFAULT) });
+    }
+    faults.finish()?;
+    Ok(asked)
 }

@@ -11,21 +11,20 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::faults::Faults;
 use super::handed::{Claimed, HandedCall, handed_call, parse_id};
 use super::permits::{Permits, Workload};
-use super::results::{Brought, ONE_OF, answer_of, is_given, is_result};
+use super::results::{Brought, answer_at, is_given};
 use super::tool_request::{CallResult, ClaimCalls, InFlight};
-use super::tools::{VERSION, WORKER_TOOL, is_version, is_worker_tool};
+use super::tools::check_claim;
 use super::{Asker, CommandError, Commands};
 use crate::failpoint;
-use crate::run::call::{Call, Lease, queue_name};
+use crate::run::call::{Call, Lease};
 use crate::run::envelope::Envelope;
 use crate::run::fetched::{Fetched, FetchedWhat};
 use crate::run::ids::{Actor, CallKey, RunUid, TenantId};
 use crate::run::refusal::Refusal;
 use crate::run::untaken::Untaken;
-use crate::store::{Asked, Behind, Extended, LeftFact, PAGE_BYTES, Reserved};
+use crate::store::{Asked, Behind, Extended, LeftFact, Loaded, PAGE_BYTES, Reserved};
 
 /// There is no such call of a worker in the tenant.
 const NO_CALL: CommandError = CommandError::Missing("there is no such call");
@@ -36,12 +35,11 @@ const LOOK_FOR_LATE: Duration = Duration::from_millis(500);
 /// How many late calls are taken up at a time, and how many of them at once.
 const LATE_BATCH: u32 = 32;
 const LATE_AT_ONCE: usize = 8;
-/// How many calls of one claim are handed out at once.
+/// Of how many runs the calls of one claim are handed out at once.
 const HAND_AT_ONCE: usize = 8;
 /// What a worker asks for when it does not say.
 const CALLS_DEFAULT: u32 = 10;
 const WAIT_DEFAULT_MS: u64 = 20_000;
-const CONCURRENCY_DEFAULT: u32 = 100;
 
 /// How calls are handed to workers.
 #[derive(Clone, Debug)]
@@ -169,8 +167,14 @@ impl Commands {
         let reserved = self.store.call_reserve(tenant, by, &claiming.asked, claiming.most, lease_ms).await?;
         // Nothing is handed out under a lease that is half over.
         let handing = Handing { lease, deadline: Instant::now() + self.workers.lease / 2, bytes: AtomicUsize::new(0) };
-        let handed = reserved.into_iter().map(|reserved| self.hand(claiming, &handing, reserved));
-        Ok(iter(handed).buffered(HAND_AT_ONCE).filter_map(|handed| async { handed }).collect().await)
+        let runs = by_run(reserved, |reserved| reserved.uid).into_iter().map(async |calls| {
+            let mut handed = Vec::with_capacity(calls.len());
+            for reserved in calls {
+                handed.extend(self.hand(claiming, &handing, reserved).await);
+            }
+            handed
+        });
+        Ok(iter(runs).buffered(HAND_AT_ONCE).concat().await)
     }
 
     /// Commits one receipt as `executing`. `None`: the call is not this worker's after all.
@@ -197,8 +201,8 @@ impl Commands {
         handing: &Handing,
         (uid, key): (RunUid, CallKey),
     ) -> Result<Option<Box<Envelope>>, CommandError> {
-        let tenant = &claiming.asker.tenant;
-        let call = self.store.call_fetch(tenant, (uid, key)).await?.ok_or(NO_CALL)?;
+        let loaded = self.store.run_load(&claiming.asker.tenant, uid).await?.ok_or(NO_CALL)?;
+        let call = loaded.envelope.calls.iter().find(|call| call.key == key).ok_or(NO_CALL)?;
         if !handing.has_room(call.input.to_string().len()) {
             return Ok(None);
         }
@@ -211,7 +215,7 @@ impl Commands {
         };
         let is_claim = matches!(what, FetchedWhat::Claimed { .. });
         let fact = LeftFact::Fetched(Fetched { key, what });
-        match self.bring(&claiming.asker, uid, &fact, handing.deadline).await? {
+        match self.bring(&claiming.asker, uid, &fact, handing.deadline, Some(loaded)).await? {
             Brought::Applied(envelope) => Ok(is_claim.then_some(envelope)),
             Brought::Refused(_) => Ok(None),
         }
@@ -253,13 +257,13 @@ impl Commands {
         id: &str,
         request: CallResult,
     ) -> Result<(), CommandError> {
-        let Some(answer) = answer_of(request.output.as_ref(), request.error.as_ref()) else {
-            let mut faults = Faults::default();
-            faults.add("", ONE_OF);
-            return Err(faults.into());
-        };
+        let answer = answer_at("", request.output.as_ref(), request.error.as_ref())?;
         let call = parse_id(id).ok_or(NO_CALL)?;
-        let known = self.store.call_fetch(&asker.tenant, call).await?.ok_or(NO_CALL)?;
+        let loaded = self.store.run_load(&asker.tenant, call.0).await?.ok_or(NO_CALL)?;
+        let known = match loaded.envelope.calls.iter().find(|known| known.key == call.1) {
+            Some(known) => known.clone(),
+            None => self.store.call_fetch(&asker.tenant, call).await?.ok_or(NO_CALL)?,
+        };
         let lease = request.lease;
         if known.handing.lease.as_ref().is_none_or(|held| held.id != lease) {
             return Err(Refusal::LeaseLost.into());
@@ -268,15 +272,12 @@ impl Commands {
         if is_given(&known.stage, &answer) {
             return Ok(());
         }
-        let binding = self.load(asker, call.0).await?.envelope.binding;
-        let answer = self.fitting(asker, &binding, &known, answer).await?;
+        let answer = self.fitting(asker, &loaded.envelope.binding, &known, answer).await?;
         if known.stage.is_settled() {
-            // The same again is acknowledged again; another one came too late.
-            let same = is_result(&known.stage, &answer);
-            return if same { Ok(()) } else { Err(Refusal::NotAwaited(known.call_id).into()) };
+            return Err(Refusal::NotAwaited(known.call_id).into());
         }
         failpoint::pass("worker.result.before");
-        self.bring_whole(asker, call, FetchedWhat::Answered { lease, answer }).await
+        self.bring_whole(asker, call, FetchedWhat::Answered { lease, answer }, Some(loaded)).await
     }
 
     /// Puts a call back that its worker has certainly not executed.
@@ -289,7 +290,7 @@ impl Commands {
         if !is_held(&known, lease) {
             return Err(Refusal::LeaseLost.into());
         }
-        self.bring_whole(asker, call, FetchedWhat::PutBack { lease: lease.to_owned() }).await
+        self.bring_whole(asker, call, FetchedWhat::PutBack { lease: lease.to_owned() }, None).await
     }
 
     /// Comes to its end although its caller has gone.
@@ -298,12 +299,13 @@ impl Commands {
         asker: &Asker,
         (uid, key): (RunUid, CallKey),
         what: FetchedWhat,
+        first: Option<Loaded>,
     ) -> Result<(), CommandError> {
         let (commands, asker) = (Arc::clone(self), asker.clone());
         let deadline = Instant::now() + self.allow.owner_time;
         let bringing = self.tasks.spawn(async move {
             let fact = LeftFact::Fetched(Fetched { key, what });
-            match commands.bring(&asker, uid, &fact, deadline).await? {
+            match commands.bring(&asker, uid, &fact, deadline, first).await? {
                 Brought::Applied(_) => Ok(()),
                 Brought::Refused(Refusal::RunTerminal) => Err(Refusal::LeaseLost.into()),
                 Brought::Refused(refusal) => Err(refusal.into()),
@@ -342,19 +344,12 @@ impl Commands {
         }
     }
 
-    /// Those of one run one after the other: at once they would only be refused for each other. Whether any was taken up.
+    /// Whether any was taken up.
     async fn take_all_up(&self, late: Vec<(TenantId, RunUid, Fetched)>) -> bool {
-        let mut runs: Vec<(TenantId, RunUid, Vec<Fetched>)> = Vec::new();
-        for (tenant, uid, fetched) in late {
-            match runs.iter_mut().find(|(_, of, _)| *of == uid) {
-                Some((.., calls)) => calls.push(fetched),
-                None => runs.push((tenant, uid, vec![fetched])),
-            }
-        }
-        let taking = runs.into_iter().map(async |(tenant, uid, calls)| {
+        let taking = by_run(late, |(_, uid, _)| *uid).into_iter().map(async |calls| {
             let mut any = false;
-            for fetched in calls {
-                any |= self.take_up(tenant.clone(), uid, fetched).await;
+            for (tenant, uid, fetched) in calls {
+                any |= self.take_up(tenant, uid, fetched).await;
             }
             any
         });
@@ -365,7 +360,7 @@ impl Commands {
         let Some(actor) = Actor::parse("system:workers") else { return false };
         let asker = Asker { tenant, actor, scopes: Vec::new() };
         let deadline = Instant::now() + self.allow.owner_time;
-        match self.bring(&asker, uid, &LeftFact::Fetched(fetched), deadline).await {
+        match self.bring(&asker, uid, &LeftFact::Fetched(fetched), deadline, None).await {
             Ok(Brought::Applied(_)) => true,
             Ok(Brought::Refused(_)) => false,
             Err(fault) => {
@@ -376,25 +371,23 @@ impl Commands {
     }
 }
 
+/// What belongs to one run together, in its order: at once its commits would only be refused for each other.
+fn by_run<T>(all: Vec<T>, run: impl Fn(&T) -> RunUid) -> Vec<Vec<T>> {
+    let mut runs: Vec<(RunUid, Vec<T>)> = Vec::new();
+    for one in all {
+        let uid = run(&one);
+        match runs.iter_mut().find(|(of, _)| *of == uid) {
+            Some((_, calls)) => calls.push(one),
+            None => runs.push((uid, vec![one])),
+        }
+    }
+    runs.into_iter().map(|(_, calls)| calls).collect()
+}
+
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn is_held(call: &Call, lease: &str) -> bool {
     call.is_with_worker() && call.handing.lease.as_ref().is_some_and(|held| held.id == lease)
-}
-
-fn check_claim(request: &ClaimCalls) -> Result<Vec<Asked>, CommandError> {
-    let mut faults = Faults::default();
-    let mut asked: Vec<Asked> = Vec::new();
-    for (index, served) in request.tools.iter().enumerate() {
-        let at = format!("/tools/{index}");
-        faults.require(is_worker_tool(&served.tool), &format!("{at}/tool"), WORKER_TOOL);
-        faults.require(is_version(&served.version), &format!("{at}/version"), VERSION);
-        let tool = queue_name(&served.tool, &served.version);
-        faults.require(asked.iter().all(|known| known.tool != tool), &at, "is named twice");
-        asked.push(Asked { tool, most: served.max_concurrency.unwrap_or(CONCURRENCY_DEFAULT) });
-    }
-    faults.finish()?;
-    Ok(asked)
 }

@@ -30,7 +30,6 @@ pub struct Limits {
     #[schema(minimum = 1)]
     pub max_tokens: Option<u64>,
     /// US dollars that its models cost.
-    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
     pub max_cost_usd: Option<Usd>,
     /// Seconds of work; waiting for people does not count.
