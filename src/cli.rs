@@ -299,6 +299,20 @@ fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
     })
 }
 
+/// What went wrong with the causes of it, each said once: many repeat what they come of.
+pub fn explained(fault: &anyhow::Error) -> String {
+    fault.chain().fold(String::new(), |mut text, cause| {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&said);
+        }
+        text
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -308,6 +322,14 @@ mod tests {
         assert!(known_scopes("runs:read  runs:write admin").is_ok());
         let refused = known_scopes("runs:read run:write").unwrap_err().to_string();
         assert!(refused.starts_with("--scope: run:write is none of runs:read, runs:write, "), "{refused}");
+    }
+
+    #[test]
+    fn what_went_wrong_is_said_once_with_its_causes_and_without_where_that_was_found_out() {
+        let refused = || std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
+        let repeats = anyhow::Error::new(refused()).context("the database is not available: refused");
+        assert_eq!(explained(&repeats.context("URL")), "URL: the database is not available: refused");
+        assert_eq!(explained(&anyhow::Error::new(refused()).context("URL")), "URL: refused");
     }
 
     #[tokio::test]

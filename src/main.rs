@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use countersign::cli;
@@ -62,8 +63,19 @@ enum Secrets {
     Rotate,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        // For whoever started it: what is wrong, and never where in the code that was found out.
+        Err(fault) => {
+            eprintln!("Error: {}", cli::explained(&fault));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Dev { listen, data, config } => cli::dev(listen, &data, config.as_deref()),
         Command::Serve { config, no_migrate } => cli::serve(!no_migrate, config.as_deref()),
         Command::Migrate => cli::migrate(),
