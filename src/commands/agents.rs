@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::faults::Faults;
+use super::faults::{Faults, Given};
 use super::manifest::{AgentManifest, Declared};
 use super::{Asker, CommandError, Commands, Fault};
 use crate::run::agent::{AgentName, AgentRef, RunAgent, is_semver};
@@ -36,7 +36,7 @@ pub struct Manifest {
     /// As it came, for the digest and to be stored.
     pub given: Value,
     /// What it says.
-    pub read: AgentManifest,
+    pub read: Given<AgentManifest>,
 }
 
 /// The version that a run is made of.
@@ -55,9 +55,11 @@ impl Commands {
     /// `Invalid` with every fault, `Store`, `NotEvaluated`.
     pub async fn agent_validate(&self, asker: &Asker, manifest: Manifest) -> Result<Validated, CommandError> {
         let digest = sha256_hex(&canonical(&manifest.given));
-        let mut faults = Faults::default();
-        let declared = self.check_manifest(asker, manifest.read, &mut faults).await?;
-        faults.finish()?;
+        let meaning = async |read, mut faults: Faults| {
+            let declared = self.check_manifest(asker, read, &mut faults).await?;
+            faults.finish().map(|()| declared)
+        };
+        let declared = manifest.read.check(meaning).await?;
         Ok(Validated { digest, warnings: warnings(&declared) })
     }
 
@@ -72,13 +74,15 @@ impl Commands {
         version: &str,
         manifest: Manifest,
     ) -> Result<Publication, CommandError> {
-        let mut faults = Faults::default();
         let agent = AgentName::parse(namespace, name);
-        faults.require(agent.is_some(), "", "namespace and name must match [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
-        faults.require(is_semver(version), "", "the version must be one by semver.org, e.g. 1.2.0");
-        let declared = self.check_manifest(asker, manifest.read, &mut faults).await?;
-        let Some(agent) = agent else { return Err(faults.into()) };
-        faults.finish()?;
+        let meaning = async |read, mut faults: Faults| {
+            faults.require(agent.is_some(), "", "namespace and name must match [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
+            faults.require(is_semver(version), "", "the version must be one by semver.org, e.g. 1.2.0");
+            let declared = self.check_manifest(asker, read, &mut faults).await?;
+            let Some(agent) = agent else { return Err(faults.into()) };
+            faults.finish().map(|()| (agent, declared))
+        };
+        let (agent, declared) = manifest.read.check(meaning).await?;
         let digest = sha256_hex(&canonical(&manifest.given));
         let subject = format!("{agent}@{version}");
         let audit = self.tenant_row(asker, "agent.publish", &subject, json!({ "digest": digest }));

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::agents::MadeOf;
 use super::carried::Carried;
-use super::faults::Faults;
+use super::faults::{Faults, Given};
 use super::input::check_input;
 use super::limits::{check_limits, check_price};
 use super::manifest::{Declaring, SECRET_NAME, check_brought, is_secret_name};
@@ -51,7 +51,7 @@ impl Commands {
     pub async fn create(
         &self,
         asker: &Asker,
-        request: CreateRun,
+        request: impl Into<Given<CreateRun>>,
         key: Option<RequestKey>,
     ) -> Result<Created, CommandError> {
         let now = self.clock.now();
@@ -62,7 +62,7 @@ impl Commands {
             return replay(kept, &answer.body_digest, answer.run_id);
         }
         let uid = self.clock.run_uid();
-        let asked = self.check(asker, request).await?;
+        let asked = request.into().check(async |request, faults| self.check(asker, request, faults).await).await?;
         let sealed = self.seal(asker, uid, &asked.secrets)?;
         // The connections that this opens are the first owner's.
         let first = Claim { tenant: asker.tenant.clone(), uid, fence: Fence(1) };
@@ -201,8 +201,7 @@ struct Asked {
 }
 
 impl Commands {
-    async fn check(&self, asker: &Asker, mut request: CreateRun) -> Result<Asked, CommandError> {
-        let mut faults = Faults::default();
+    async fn check(&self, asker: &Asker, mut request: CreateRun, mut faults: Faults) -> Result<Asked, CommandError> {
         let id = request.id.take().map(RunId::parse);
         faults.require(id != Some(None), "/id", "must match [A-Za-z0-9][A-Za-z0-9._:-]{0,127}");
         let secrets: RunSecrets = request.secrets.take().unwrap_or_default().into_iter().collect();

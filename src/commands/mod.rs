@@ -35,6 +35,7 @@ use std::time::Duration;
 
 pub use agents::{Manifest, Publication, Validated};
 pub use create::Created;
+pub use faults::Given;
 pub use handed::{Claimed, HandedCall};
 pub use manifest::AgentManifest;
 pub use permits::{Permit, Permits, Workload};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use url::Url;
 
-use super::faults::Faults;
+use super::faults::{Faults, Given};
 use super::registration::{PutServer, Transport};
 use super::{Asker, CommandError, Commands, Fault, entry};
 use crate::dispatch::Sighting;
@@ -39,9 +39,34 @@ impl Commands {
         &self,
         asker: &Asker,
         name: &str,
-        request: PutServer,
+        request: impl Into<Given<PutServer>>,
     ) -> Result<RegisteredServer, CommandError> {
-        let mut faults = Faults::default();
+        let entry =
+            request.into().check(async |request, faults| self.check_server(asker, name, request, faults).await).await?;
+        if self.dispatch.is_declared(name) {
+            return Err(CommandError::NameDeclared);
+        }
+        let audit = self.tenant_row(asker, "mcp-server.put", name, detail(&entry));
+        let registration = Registration { entry };
+        match self.store.server_put(&asker.tenant, name, &registration, &audit).await? {
+            ServerPut::Stored(server) => {
+                self.dispatch.registry_changed();
+                Ok(*server)
+            }
+            ServerPut::NoSecret => {
+                let fault = Fault::at("/auth/secret", "there is no secret of this name any more");
+                Err(CommandError::Invalid(vec![fault]))
+            }
+        }
+    }
+
+    async fn check_server(
+        &self,
+        asker: &Asker,
+        name: &str,
+        request: PutServer,
+        mut faults: Faults,
+    ) -> Result<McpEntry, CommandError> {
         faults.require(entry::is_server_name(name), "", "the name must match [a-z][a-z0-9-]{0,31}");
         let (request, transport, policies) = request.split();
         let is_http = transport.unwrap_or_default() == Transport::StreamableHttp;
@@ -60,22 +85,7 @@ impl Commands {
             self.check_sampling(asker, entry, Some(&RunSecrets::new()), "", &mut faults).await?;
         }
         faults.finish()?;
-        let Some(entry) = entry else { return Err(CommandError::Invalid(vec![Fault::at("/url", "is required")])) };
-        if self.dispatch.is_declared(name) {
-            return Err(CommandError::NameDeclared);
-        }
-        let audit = self.tenant_row(asker, "mcp-server.put", name, detail(&entry));
-        let registration = Registration { entry };
-        match self.store.server_put(&asker.tenant, name, &registration, &audit).await? {
-            ServerPut::Stored(server) => {
-                self.dispatch.registry_changed();
-                Ok(*server)
-            }
-            ServerPut::NoSecret => {
-                let fault = Fault::at("/auth/secret", "there is no secret of this name any more");
-                Err(CommandError::Invalid(vec![fault]))
-            }
-        }
+        entry.ok_or_else(|| CommandError::Invalid(vec![Fault::at("/url", "is required")]))
     }
 
     /// Deletes a registration. Runs that are bound to the server cannot reach it any more.

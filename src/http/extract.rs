@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Api;
+use super::mend::{self, StandIn};
 use super::nulls;
 use super::problem::{ApiError, Flaw};
 use super::yaml::{self, YamlFault};
@@ -18,8 +19,9 @@ use tokio::time::timeout;
 
 use crate::auth::{Caller, Scope};
 use crate::commands::{
-    AgentManifest, AnswerInput, Asker, CallResult, ClaimCalls, CreateRun, DecideApproval, DeployVersion, GiveResults,
-    HeldCall, Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun, RollBackVersion,
+    AgentManifest, AnswerInput, Asker, CallResult, ClaimCalls, CreateRun, DecideApproval, DeployVersion, Fault,
+    GiveResults, Given, HeldCall, Manifest, PutSecret, PutServer, ReconcileCall, RequestKey, ResumeRun,
+    RollBackVersion,
 };
 use crate::run::ids::RunId;
 use crate::run::json::{MAX_DEPTH, is_too_deep, parse_strict};
@@ -30,6 +32,8 @@ const BODY_TIME: Duration = Duration::from_secs(30);
 
 /// Longest `Idempotency-Key`.
 const KEY_MAX: usize = 255;
+/// How often a body is looked at again after what has not its form was taken out.
+const MENDING_ROUNDS: usize = 3;
 
 /// Callers by what they may do: a handler that takes one is called by nobody else.
 macro_rules! callers {
@@ -182,16 +186,60 @@ macro_rules! bodies {
 }
 
 bodies! { may be empty: false;
-    CreateRun, ReconcileCall, AnswerInput, DecideApproval, PutServer, PutSecret, ClaimCalls, HeldCall, CallResult, GiveResults, AgentManifest, DeployVersion,
+    ReconcileCall, AnswerInput, DecideApproval, PutSecret, ClaimCalls, HeldCall, CallResult, GiveResults, DeployVersion,
 }
 bodies! { may be empty: true; ResumeRun, RollBackVersion }
 
-/// A checked body, and its bytes for the digest that is kept with an `Idempotency-Key`.
+/// A body whose meaning is checked also where it has not its form, so that all faults are told at once.
+pub(super) trait Declaration: DeserializeOwned {
+    /// Name of its schema in the published document.
+    const SCHEMA: &'static str;
+    /// What stands in for members that must be there.
+    const STAND_INS: &'static [StandIn];
+}
+
+impl Declaration for CreateRun {
+    const SCHEMA: &'static str = "CreateRun";
+    const STAND_INS: &'static [StandIn] = &[mend::INPUT, mend::MODEL];
+}
+
+impl Declaration for AgentManifest {
+    const SCHEMA: &'static str = "AgentManifest";
+    const STAND_INS: &'static [StandIn] = &[mend::MODEL];
+}
+
+impl Declaration for PutServer {
+    const SCHEMA: &'static str = "PutServer";
+    const STAND_INS: &'static [StandIn] = &[];
+}
+
+/// A declaration as far as it could be read, and its bytes for the digest that is kept with an `Idempotency-Key`.
+pub(super) struct Declared<T> {
+    /// What it says, and what is wrong with its form.
+    pub(super) given: Given<T>,
+    /// As it came.
+    pub(super) bytes: Bytes,
+}
+
+impl<T: Declaration> FromRequest<Arc<Api>> for Declared<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, api: &Arc<Api>) -> Result<Self, ApiError> {
+        let is_json = is_json(request.headers());
+        let bytes = read(request, api).await?;
+        if !is_json {
+            return Err(ApiError::UnsupportedMediaType);
+        }
+        let reading = || given(api, parse_strict(utf8(&bytes)?).map_err(ApiError::MalformedJson)?, Vec::new());
+        let given = api.commands.dispatch.bulk().work(bytes.len(), reading).await?;
+        Ok(Self { given, bytes })
+    }
+}
+
+/// A checked body.
 pub(super) struct Checked<T> {
     /// What it says.
     pub(super) value: T,
-    /// As it came.
-    pub(super) bytes: Bytes,
 }
 
 impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
@@ -201,12 +249,12 @@ impl<T: Body> FromRequest<Arc<Api>> for Checked<T> {
         let is_json = is_json(request.headers());
         let bytes = read(request, api).await?;
         if bytes.is_empty() && T::MAY_BE_EMPTY {
-            return check(api, b"{}").await.map(|value| Self { value, bytes });
+            return check(api, b"{}").await.map(|value| Self { value });
         }
         if !is_json {
             return Err(ApiError::UnsupportedMediaType);
         }
-        check(api, &bytes).await.map(|value| Self { value, bytes: bytes.clone() })
+        check(api, &bytes).await.map(|value| Self { value })
     }
 }
 
@@ -226,7 +274,7 @@ impl FromRequest<Arc<Api>> for Manifested {
             let text = utf8(&bytes)?;
             let given = if is_yaml { read_yaml(text)? } else { parse_strict(text).map_err(ApiError::MalformedJson)? };
             let said = if is_yaml { nulls::flaws(&given) } else { Vec::new() };
-            let read = checked(api, given.clone(), said)?;
+            let read = self::given(api, given.clone(), said)?;
             Ok(Self(Manifest { given, read }))
         };
         api.commands.dispatch.bulk().work(bytes.len(), reading).await
@@ -241,7 +289,7 @@ fn read_yaml(text: &str) -> Result<Value, ApiError> {
 }
 
 async fn check<T: Body>(api: &Api, bytes: &[u8]) -> Result<T, ApiError> {
-    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?, Vec::new());
+    let reading = || checked(api, parse_strict(utf8(bytes)?).map_err(ApiError::MalformedJson)?);
     api.commands.dispatch.bulk().work(bytes.len(), reading).await
 }
 
@@ -249,17 +297,40 @@ fn utf8(bytes: &[u8]) -> Result<&str, ApiError> {
     std::str::from_utf8(bytes).map_err(|fault| ApiError::MalformedJson(fault.to_string()))
 }
 
+fn checked<T: Body>(api: &Api, body: Value) -> Result<T, ApiError> {
+    let flaws = flaws(api, T::SCHEMA, &body)?;
+    if flaws.is_empty() { typed(body) } else { Err(ApiError::Invalid(flaws)) }
+}
+
 /// `found`: what is wrong with it besides.
-fn checked<T: Body>(api: &Api, body: Value, found: Vec<Flaw>) -> Result<T, ApiError> {
-    if is_too_deep(&body) {
+fn given<T: Declaration>(api: &Api, mut body: Value, found: Vec<Flaw>) -> Result<Given<T>, ApiError> {
+    let mut told = flaws(api, T::SCHEMA, &body)?;
+    told.extend(found);
+    if told.is_empty() {
+        return typed::<T>(body).map(Given::from);
+    }
+    let (mut places, mut left) = (Vec::new(), told.clone());
+    for _ in 0..MENDING_ROUNDS {
+        if !mend::mend_all(&mut body, &left, T::STAND_INS, &mut places) {
+            break;
+        }
+        left = flaws(api, T::SCHEMA, &body)?;
+    }
+    let value = if left.is_empty() { typed(body).ok() } else { None };
+    let Some(value) = value else { return Err(ApiError::Invalid(told)) };
+    let faults = told.into_iter().map(|flaw| Fault::at(flaw.pointer.unwrap_or_default(), flaw.detail)).collect();
+    Ok(Given::mended(value, faults, places))
+}
+
+fn flaws(api: &Api, schema: &str, body: &Value) -> Result<Vec<Flaw>, ApiError> {
+    if is_too_deep(body) {
         return Err(ApiError::Invalid(vec![Flaw::at("", format!("is nested deeper than {MAX_DEPTH} levels"))]));
     }
-    let mut flaws = api.schemas.flaws(T::SCHEMA, &body);
-    flaws.extend(found);
-    if !flaws.is_empty() {
-        return Err(ApiError::Invalid(flaws));
-    }
-    // What the schema lets through and the type does not is told without a place, and without the value.
+    Ok(api.schemas.flaws(schema, body))
+}
+
+/// What the schema lets through and the type does not is told without a place, and without the value.
+fn typed<T: DeserializeOwned>(body: Value) -> Result<T, ApiError> {
     serde_json::from_value(body)
         .map_err(|_says_values| ApiError::Invalid(vec![Flaw::at("", "has none of the allowed forms")]))
 }

@@ -14,6 +14,7 @@ mod inputs;
 mod layer;
 mod links;
 mod listen;
+mod mend;
 mod nulls;
 pub mod openapi;
 mod probes;

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::Api;
-use super::extract::{Checked, Reader, RunPath, Writer, asker, fetch, need, request_key};
+use super::extract::{Checked, Declared, Reader, RunPath, Writer, asker, fetch, need, request_key};
 use super::headers::{self, Form};
 use super::problem::ApiError;
 use super::query::{Query, encode};
@@ -46,9 +46,9 @@ pub(super) async fn run_create(
     State(api): State<Arc<Api>>,
     Writer(caller): Writer,
     headers: HeaderMap,
-    body: Checked<CreateRun>,
+    body: Declared<CreateRun>,
 ) -> Result<Response, ApiError> {
-    if body.value.continue_from.is_some() {
+    if body.given.read().continue_from.is_some() {
         // What was said is sent to the model that the caller names: that is reading.
         need(&caller, Scope::RunsRead)?;
     }
@@ -58,8 +58,8 @@ pub(super) async fn run_create(
         Form::Json => None,
     };
     let key = request_key(&headers, &api, &body.bytes)?;
-    let named = body.value.id.clone().and_then(RunId::parse);
-    let created = api.commands.create(&asker(&caller), body.value, key).await;
+    let named = body.given.read().id.clone().and_then(RunId::parse);
+    let created = api.commands.create(&asker(&caller), body.given, key).await;
     let created = created.map_err(|error| {
         // Only a taken id names a run that is there.
         let run = if matches!(error, crate::commands::CommandError::RunExists) { named } else { None };

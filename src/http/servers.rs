@@ -12,7 +12,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::extract::{Checked, McpWriter, NamePath, Reader, asker};
+use super::extract::{Declared, McpWriter, NamePath, Reader, asker};
 use super::problem::ApiError;
 use super::query::{NameCursor, Query, ServerCursor, encode};
 use crate::commands::{Probe, PutServer, without_query};
@@ -183,9 +183,9 @@ pub(super) async fn server_put(
     State(api): State<Arc<Api>>,
     McpWriter(caller): McpWriter,
     NamePath(name): NamePath,
-    body: Checked<PutServer>,
+    body: Declared<PutServer>,
 ) -> Result<Response, ApiError> {
-    let server = api.commands.server_put(&asker(&caller), &name, body.value).await?;
+    let server = api.commands.server_put(&asker(&caller), &name, body.given).await?;
     let is_new = server.version == 1;
     let mut response = Json(ServerView::from(server)).into_response();
     if is_new {

@@ -90,7 +90,6 @@ fn wrong_entries() -> Vec<(&'static str, Value, &'static str)> {
         ("mcp", entry("side_effect_class", json!({ "a": "sometimes" })), "/mcp/0/side_effect_class/a"),
         ("mcp", entry("auth", json!({ "scheme": "basic" })), "/mcp/0/auth/scheme"),
         ("mcp", entry("auth", json!({ "scheme": "bearer", "secret": "absent" })), "/mcp/0/auth/secret"),
-        ("mcp", entry("auth", json!({ "scheme": "bearer", "secret": "a", "x": 1 })), "/mcp/0/auth/x"),
         ("mcp", entry("headers", json!({ "Authorization": "x" })), "/mcp/0/headers/Authorization"),
         ("mcp", entry("headers", json!({ "X-A": "a\nb" })), "/mcp/0/headers/X-A"),
         ("mcp", json!([{ "server": "orders" }]), "/mcp/0/server"),
@@ -109,8 +108,14 @@ async fn every_wrong_field_of_a_new_run_is_named_by_its_place() {
         let problem = create(&server, &body).await.problem(422, "validation-failed");
         assert_eq!(pointers(&problem), [pointer], "{field} = {value}: {problem}");
     }
+    // Its form and what it means at once.
+    let entry = json!([{ "url": "https://mcp.example/mcp", "auth": { "scheme": "bearer", "secret": "a", "x": 1 } }]);
+    let mut body = says("hi");
+    body["mcp"] = entry;
+    let problem = create(&server, &body).await.problem(422, "validation-failed");
+    assert_eq!(pointers(&problem), ["/mcp/0/auth/secret", "/mcp/0/auth/x"]);
     let problem = create(&server, &json!({})).await.problem(422, "validation-failed");
-    assert_eq!(pointers(&problem), ["/input"]);
+    assert_eq!(pointers(&problem), ["/input", "/model"]);
     let problem = create(&server, &json!({ "input": "" })).await.problem(422, "validation-failed");
     assert_eq!(pointers(&problem), ["/input", "/model"]);
     let stored = server.get("/v1/runs", &server.alice()).await.json();

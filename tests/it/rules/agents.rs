@@ -257,6 +257,60 @@ async fn b248_every_fault_of_a_manifest_is_told_at_once_with_its_pointer() {
     assert_eq!(site.get("/v1/agents").await["data"], json!([]));
 }
 
+#[tokio::test]
+async fn b248_faults_of_the_form_and_of_the_meaning_are_told_together() {
+    let site = Site::on(Database::sqlite().await).await;
+    let mut all = json!({
+        "model": { "provider": "openai", "name": "gpt", "secret": "nowhere", "parameters": { "temperature": 0, "top_p": 1 } },
+        "bogus": 1,
+        "mcp": [{ "url": "http://tools.example.com/mcp", "side_effect_class": "sometimes" }],
+        "limits": { "max_turns": 0 },
+        "tools": [
+            { "name": "pay", "input_schema": { "type": "object" }, "executor": { "type": "client" } },
+            { "name": "pay", "input_schema": { "type": "object" }, "executor": { "type": "client" }, "colour": "red" },
+        ],
+        "policies": [
+            { "name": "same", "action": "deny", "scope": "server:nowhere" },
+            { "name": "same", "action": "deny", "when": "args.x +" },
+        ],
+    });
+    let wrong = [
+        "/bogus",
+        "/limits/max_turns",
+        "/mcp/0/side_effect_class",
+        "/mcp/0/url",
+        "/model/parameters/top_p",
+        "/model/secret",
+        "/policies/0/scope",
+        "/policies/1/name",
+        "/policies/1/when",
+        "/tools/1/colour",
+        "/tools/1/name",
+    ];
+    assert_eq!(pointers(&site.send(Method::POST, "/v1/agents/validate", &all).await), wrong);
+    let published = site.send(Method::PUT, "/v1/agents/billing/charger/versions/1.x", &all).await;
+    assert_eq!(pointers(&published), [&[""], wrong.as_slice()].concat(), "the version is none either");
+    // A run lacks its input, and has an id that is none; what the absent input means is not said.
+    all["id"] = "no id".into();
+    let created = site.send(Method::POST, "/v1/runs", &all).await;
+    let mut of_run = [&["/id", "/input"], wrong.as_slice()].concat();
+    of_run.sort_unstable();
+    assert_eq!(pointers(&created), of_run);
+    // What the others are judged by is not there: then only its own faults are told, and none is made up.
+    all["tools"] = json!({});
+    all.as_object_mut().unwrap().remove("id");
+    let form = ["/bogus", "/limits/max_turns", "/mcp/0/side_effect_class", "/tools"];
+    assert_eq!(pointers(&site.send(Method::POST, "/v1/agents/validate", &all).await), form);
+    let server = json!({ "url": "http://tools.example.com/mcp", "colour": "red", "auth": { "scheme": "bearer", "secret": "nowhere" } });
+    let put = site.send(Method::PUT, "/v1/mcp-servers/till", &server).await;
+    assert_eq!(pointers(&put), ["/auth/secret", "/colour", "/url"]);
+    assert_eq!(
+        (&site.get("/v1/agents").await["data"], &site.get("/v1/mcp-servers").await["data"]),
+        (&json!([]), &json!([]))
+    );
+    assert_eq!(site.get("/v1/runs").await["data"], json!([]));
+}
+
 /// A body that stands for far more than it holds, in bytes or in depth.
 async fn check_yaml_that_grows(site: &Site, path: &str) {
     let model = "model: {provider: scripted, name: demo, script: [{text: hi}]}";
