@@ -9,7 +9,7 @@ use super::clean::clean;
 use super::drive::Drive;
 use super::stopped::Stopped;
 use crate::failpoint;
-use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream};
+use crate::model::{ModelError, ModelErrorKind, ModelPart, ModelProvider, ModelRequest, ModelStream, within};
 use crate::run::estimate::Estimate;
 use crate::run::event::Part;
 use crate::run::fact::{Fact, Ruling};
@@ -104,7 +104,7 @@ impl Drive<'_> {
                     secret,
                     requests_before: self.envelope.head.state.own_requests(),
                     calls_before: self.envelope.head.state.tool_calls,
-                    model: spec.clone(),
+                    model: self.envelope.answer_room().map_or_else(|| spec.clone(), |room| within(spec, room)),
                 };
                 failpoint::pass("model.request.before");
                 let told = dispatch.told_to(self.claim, &self.envelope.binding, spec, &self.secrets).await;

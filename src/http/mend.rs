@@ -1,6 +1,8 @@
 //! Takes what has not its form out of a body, so that the rest can be checked for what it means and a caller is told all of
 //! it at once. What is taken out is named: nothing is made up of its absence.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::problem::Flaw;
@@ -31,8 +33,7 @@ const KEPT_NAMES: [&str; 2] = ["namespace", "server"];
 /// Mends each place that has a flaw, once, and notes of which places nothing is to be said. `false`: nothing is left to be
 /// mended, or the rest cannot be judged.
 pub(super) fn mend_all(body: &mut Value, flaws: &[Flaw], stand_ins: &[StandIn], places: &mut Vec<String>) -> bool {
-    let mut pointers: Vec<&str> = flaws.iter().map(|flaw| flaw.pointer.as_deref().unwrap_or_default()).collect();
-    pointers.dedup();
+    let pointers: BTreeSet<&str> = flaws.iter().map(|flaw| flaw.pointer.as_deref().unwrap_or_default()).collect();
     !pointers.is_empty()
         && pointers.into_iter().all(|pointer| match mend(body, pointer, stand_ins) {
             Some(mended) => {

@@ -19,7 +19,7 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 
 pub use self::anthropic::Anthropic;
-pub use self::bounded::bounded;
+pub use self::bounded::{bounded, within};
 pub use self::openai::OpenAi;
 pub use self::scripted::Scripted;
 use crate::net::EgressClient;

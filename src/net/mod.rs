@@ -147,6 +147,8 @@ impl Egress {
             .connect_timeout(connect)
             .pool_idle_timeout(KEEP_ALIVE)
             .referer(false)
+            // A small body that unpacks to gigabytes costs its reader more than its sender.
+            .no_gzip()
             .user_agent(concat!("countersign/", env!("CARGO_PKG_VERSION")));
         if let Some(read) = read {
             builder = builder.read_timeout(read);

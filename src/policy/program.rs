@@ -66,6 +66,10 @@ const TYPES: [&str; 8] = ["int", "uint", "double", "string", "bytes", "bool", "l
 
 /// Every root that there is.
 const ROOTS: [&str; 4] = ["args", "tool", "run", "trigger"];
+/// Those of them that have members.
+const OBJECTS: [&str; 3] = ["args", "tool", "run"];
+/// What is false, or true, of an object and any text or number without ever looking at them.
+const COMPARISONS: [&str; 2] = [operators::EQUALS, operators::NOT_EQUALS];
 
 /// A compiled expression.
 pub(super) struct Program {
@@ -190,6 +194,13 @@ struct Loop<'a> {
     makes_list: bool,
 }
 
+/// Whether a whole object stands beside a literal. A rule that denies by it would deny nothing.
+fn compares(call: &CallExpr, root: &str, scope: &[&str]) -> bool {
+    let is_root = |part: &IdedExpr| matches!(&part.expr, Expr::Ident(name) if name == root && !scope.contains(&root));
+    let is_literal = |part: &IdedExpr| matches!(part.expr, Expr::Literal(_));
+    call.args.iter().any(is_root) && call.args.iter().any(is_literal)
+}
+
 impl<'a> Check<'a> {
     fn look(&mut self, expr: &'a IdedExpr, scope: &mut Vec<&'a str>, within: Option<Loop<'a>>) -> Result<(), String> {
         match &expr.expr {
@@ -269,6 +280,11 @@ impl<'a> Check<'a> {
         }
         if name == "matches" {
             self.pattern(expr, call)?;
+        }
+        if let Some(root) = OBJECTS.into_iter().find(|root| COMPARISONS.contains(&name) && compares(call, root, scope))
+        {
+            return Err(self
+                .fault(expr, &format!("{root:?} is an object and equals no text or number: compare a member of it")));
         }
         self.numbers.converts |= name == "double";
         for part in call.target.as_deref().into_iter().chain(&call.args) {

@@ -159,6 +159,8 @@ async fn b232_what_does_not_compile_is_refused_with_its_place() {
         ("args.xs.map(x, args.ys.map(y, y)) == []", "cannot be walked inside of each other"),
         ("args.xs.map(x, x + x) == []", "`+` cannot stand inside of map or filter"),
         ("args.xs.all(args, args > 5)", "\"args\" is a root"),
+        ("tool == 'charge'", "\"tool\" is an object"),
+        ("args.amount > 5 && 'r' != run", "\"run\" is an object"),
         ("args.x.matches(args.y)", "a pattern that is written out"),
         ("args.x.matches('(a')", "the pattern cannot be used: unclosed group"),
         ("args.x.matches('((a{100}){100}){100}')", "the pattern cannot be used"),

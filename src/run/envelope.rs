@@ -317,6 +317,16 @@ impl Envelope {
         Some(used.map_or(Usd::ZERO, |used| most.minus(used).minus(state.asks.reserved_cost())))
     }
 
+    /// The most tokens that the next answer may have by what is left of the budgets, of which it reads as much as the last
+    /// turn at least; `None`: there is no budget.
+    pub fn answer_room(&self) -> Option<u64> {
+        let reads = self.head.state.pace.last_input_tokens;
+        let by_tokens = self.tokens_left().map(|left| left.saturating_sub(reads));
+        let by_cost = self.cost_left().zip(self.price());
+        let by_cost = by_cost.and_then(|(left, price)| price.written_for(left.minus(price.least(reads))));
+        by_tokens.into_iter().chain(by_cost).min().map(|room| room.max(1))
+    }
+
     /// What the run's own model costs.
     pub fn price(&self) -> Option<&Price> {
         self.spec.prices.of(&self.spec.model)

@@ -127,6 +127,12 @@ impl Price {
         self.of(TurnUsage { input_tokens, output_tokens: 0, cached_input_tokens, estimated_tokens: 0 })
     }
 
+    /// How many tokens can be written for so much; `None`: they cost nothing.
+    pub fn written_for(&self, amount: Usd) -> Option<u64> {
+        let tokens = u128::from(amount.0).saturating_mul(TOKENS).checked_div(u128::from(self.output.0))?;
+        Some(u64::try_from(tokens).unwrap_or(u64::MAX))
+    }
+
     /// Whether nothing costs anything.
     pub fn is_free(&self) -> bool {
         [self.input, self.cached_input, self.output] == [Usd::ZERO; 3]

@@ -8,6 +8,10 @@ use zeroize::Zeroizing;
 /// Longest name or number of a character in a web page that is read.
 const ENTITY_MAX: usize = 10;
 
+/// Most escapes of a backslash in a row that are looked through: a text that was escaped six times over has as many. More of
+/// them are passed one by one, so that a long row of them is not looked through again from each of its places.
+const BACKSLASHES_MAX: usize = 64;
+
 /// Shortest text in base64 or hexadecimal that is looked for, in bytes.
 const ENCODED_MIN: usize = 8;
 
@@ -60,7 +64,9 @@ impl Pattern {
     /// Looks at the beginning of a text.
     pub(super) fn at_start_of(&self, text: &str) -> Found {
         // What escapes nothing belongs to what stands before.
-        if text.starts_with('\\') && !text.trim_start_matches('\\').starts_with(['u', 'x', '"', '\'', '/']) {
+        let slashes = text.bytes().take(BACKSLASHES_MAX).take_while(|byte| *byte == b'\\').count();
+        let escapes = |rest: &str| rest.starts_with(['u', 'x', '"', '\'', '/']);
+        if slashes > 0 && !text.get(slashes..).is_some_and(escapes) {
             return Found::Nothing;
         }
         let mut taken = 0;
@@ -116,8 +122,11 @@ fn step(text: &str, wanted: char) -> Step {
 
 /// What follows the backslashes, some of which may be escaped themselves.
 fn past_backslashes(mut text: &str) -> &str {
+    let mut left = BACKSLASHES_MAX;
     loop {
-        let rest = text.trim_start_matches('\\');
+        let slashes = text.bytes().take(left).take_while(|byte| *byte == b'\\').count();
+        let rest = text.get(slashes..).unwrap_or_default();
+        left = left.saturating_sub(slashes.max(1));
         let mut digits = rest.strip_prefix('%').unwrap_or_default();
         while let Some(inner) = digits.strip_prefix("25") {
             digits = inner;
@@ -127,8 +136,8 @@ fn past_backslashes(mut text: &str) -> &str {
         let after = after.or_else(|| rest.strip_prefix("&#92;").or_else(|| rest.strip_prefix("&#x5c;")));
         let escape = || rest.strip_prefix("u005c").or_else(|| rest.strip_prefix("u005C"));
         match after.or_else(|| escape().filter(|_| is_escape)) {
-            Some(after) => text = after,
-            None => return rest,
+            Some(after) if left > 0 => text = after,
+            Some(_) | None => return rest,
         }
     }
 }

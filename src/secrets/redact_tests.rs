@@ -24,6 +24,17 @@ fn a_secret_is_taken_out_wherever_it_stands_and_nothing_else_changes() {
 }
 
 #[test]
+fn a_long_row_of_backslashes_costs_no_more_than_its_length() {
+    let redactor = redactor(&["canary-1"]);
+    for row in ["\\".repeat(200_000), "&#92;".repeat(40_000), "%5c".repeat(60_000)] {
+        let began = std::time::Instant::now();
+        assert!(redactor.text(&format!("{row}canary-1")).ends_with("[redacted]"));
+        // Looked through again from each place it took minutes.
+        assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+    }
+}
+
+#[test]
 fn of_two_that_overlap_nothing_is_left() {
     let redactor = redactor(&["abcdefgh", "efghijkl"]);
     assert_eq!(redactor.text("abcdefghijkl abcdefghefghijkl"), "[redacted] [redacted][redacted]");

@@ -4,20 +4,23 @@
 use crate::run::approval::RequireApproval;
 use crate::run::asking::SamplingApproval;
 use crate::run::binding::{Binding, BoundTool, ToolSource};
+use crate::run::policy::Policy;
 use crate::run::spec::McpEntry;
 
-/// The guarded entries of the record, by their labels, that others would stand in for which guard less.
-pub(super) fn loosened(bound: &Binding, served: &Binding) -> Vec<String> {
+/// The guarded entries of the record, by their labels, that others would stand in for which guard less. Rules of the run itself
+/// guard all of them: they find tools and servers by names that other entries could give anew.
+pub(super) fn loosened(policies: &[Policy], bound: &Binding, served: &Binding) -> Vec<String> {
+    let is_ruled = !policies.is_empty();
     let is_loosened = |entry: &&McpEntry| {
-        is_guarded(entry)
-            && !(served.entries.iter().any(|other| keeps(entry, other)) && has_no_way_round(entry, bound, served))
+        let stays = || served.entries.iter().any(|other| keeps(entry, other));
+        (is_ruled || is_guarded(entry)) && !(stays() && has_no_way_round(entry, is_ruled, bound, served))
     };
     bound.entries.iter().filter(is_loosened).map(|entry| entry.label().to_owned()).collect()
 }
 
 fn is_guarded(entry: &McpEntry) -> bool {
     let gated = entry.require_approval.as_ref().is_some_and(|required| *required != RequireApproval::All(false));
-    gated || !entry.policies.is_empty() || asks_for_samples(entry)
+    gated || !entry.policies.is_empty() || !entry.input_schemas.is_empty() || asks_for_samples(entry)
 }
 
 fn asks_for_samples(entry: &McpEntry) -> bool {
@@ -32,7 +35,12 @@ fn keeps(entry: &McpEntry, other: &McpEntry) -> bool {
     let (before, after) = (required(entry), required(other));
     let gates = after.includes(&before);
     let samples = !asks_for_samples(entry) || other.sampling.is_none() || asks_for_samples(other);
-    same(entry) == same(other) && gates && samples && rules(entry, other)
+    same(entry) == same(other) && gates && samples && rules(entry, other) && schemas(entry, other)
+}
+
+/// Whether the arguments of each tool have to fit what they had to.
+fn schemas(entry: &McpEntry, other: &McpEntry) -> bool {
+    entry.input_schemas.iter().all(|(tool, schema)| other.input_schemas.get(tool) == Some(schema))
 }
 
 fn rules(entry: &McpEntry, other: &McpEntry) -> bool {
@@ -40,17 +48,19 @@ fn rules(entry: &McpEntry, other: &McpEntry) -> bool {
 }
 
 /// Whether no entry that the run did not have offers a tool of this one, by the server's name of it, less guarded.
-fn has_no_way_round(entry: &McpEntry, bound: &Binding, served: &Binding) -> bool {
+fn has_no_way_round(entry: &McpEntry, is_ruled: bool, bound: &Binding, served: &Binding) -> bool {
     let known = |name: &str| {
         bound.tools.iter().any(|tool| bound.entry_of(tool) == Some(entry) && server_tool(tool) == Some(name))
     };
     served.tools.iter().all(|tool| {
         let (Some(name), Some(other)) = (server_tool(tool), served.entry_of(tool)) else { return true };
-        if bound.entries.contains(other) || !known(name) {
+        if bound.entries.contains(other) || keeps(entry, other) || !known(name) {
             return true;
         }
         let gated = entry.require_approval.as_ref().is_some_and(|required| required.covers(name));
-        (tool.needs_approval || !gated) && rules(entry, other)
+        let schema = entry.input_schemas.get(name);
+        let checked = schema.is_none_or(|schema| other.input_schemas.get(name) == Some(schema));
+        !is_ruled && (tool.needs_approval || !gated) && rules(entry, other) && checked
     })
 }
 

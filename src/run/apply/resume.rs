@@ -75,7 +75,7 @@ fn admissible(envelope: &Envelope, resume: &Resume, now: Timestamp) -> Result<Op
         refuse_drift(envelope, drift, resume)?;
     }
     refuse_moved(envelope, &resume.served)?;
-    let servers = guards::loosened(&envelope.binding, &resume.served);
+    let servers = guards::loosened(&envelope.spec.policies, &envelope.binding, &resume.served);
     if !servers.is_empty() {
         return Err(Refusal::RulesLoosened { servers });
     }

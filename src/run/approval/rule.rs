@@ -208,17 +208,28 @@ impl Requirement {
     }
 
     /// What both require: the highest quorum, the shortest time, the strictest modes, and voters that each admits. Two
-    /// that escalate to different people deny instead.
+    /// that escalate to different people deny instead, and so does one that escalates beside one that asks certain people:
+    /// whoever is asked next would decide in their place. Where silence approves, the longest time is the strictest.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
+        let escalates_past = |one: &ApprovalRule, beside: &ApprovalRule, also: &[Approvers]| {
+            let certain = beside.approvers != Approvers::default() || !also.is_empty();
+            one.on_timeout == OnTimeout::Escalate && beside.on_timeout != OnTimeout::Escalate && certain
+        };
+        let denies =
+            escalates_past(&self.rule, &other.rule, &other.also) || escalates_past(&other.rule, &self.rule, &self.also);
         let (own, more) = (&mut self.rule, other.rule);
         own.required = own.required.max(more.required);
         own.exclude_starter |= more.exclude_starter;
+        let silence_approves = own.on_timeout == OnTimeout::Approve && more.on_timeout == OnTimeout::Approve;
         own.timeout_s = match (own.timeout_s, more.timeout_s) {
+            (Some(own), Some(more)) if silence_approves => Some(own.max(more)),
             (Some(own), Some(more)) => Some(own.min(more)),
+            (_, None) | (None, _) if silence_approves => None,
             (own, more) => own.or(more),
         };
         (own.on_timeout, own.escalate_to) = match (own.on_timeout, more.on_timeout) {
+            _ if denies => (OnTimeout::Deny, None),
             (OnTimeout::Escalate, OnTimeout::Escalate) if own.escalate_to != more.escalate_to => {
                 (OnTimeout::Deny, None)
             }
@@ -312,6 +323,29 @@ mod tests {
             json!({"on_timeout": "escalate", "escalate_to": ops}),
             json!({"on_timeout": "deny"}),
         );
+        // Nobody becomes an approver in the place of those whom another rule asks.
+        let cfo = |more: Value| {
+            let mut rule = json!({"approvers": {"subjects": ["cfo"]}});
+            rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            rule
+        };
+        check_merge(
+            cfo(json!({"timeout_s": 60, "on_timeout": "approve"})),
+            json!({"timeout_s": 1, "on_timeout": "escalate", "escalate_to": ops}),
+            cfo(json!({"timeout_s": 1, "on_timeout": "deny"})),
+        );
+        // Where silence approves, waiting longer is stricter, and for ever is the strictest.
+        let silent = |more: Value| {
+            let mut rule = json!({"on_timeout": "approve"});
+            rule.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            rule
+        };
+        check_merge(
+            silent(json!({"timeout_s": 60})),
+            silent(json!({"timeout_s": 1})),
+            silent(json!({"timeout_s": 60})),
+        );
+        check_merge(silent(json!({"timeout_s": 60})), silent(json!({})), silent(json!({})));
         check_merge(json!({"on_reject": "fail"}), json!({}), json!({"on_reject": "fail"}));
         check_merge(json!({"on_modify": "accept"}), json!({}), json!({"on_modify": "revalidate"}));
         check_merge(json!({"on_modify": "accept"}), json!({"on_modify": "forbid"}), json!({"on_modify": "forbid"}));

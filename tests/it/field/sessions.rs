@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http::harness::Server;
 use crate::mcp::{acme, call, charge, class, pool, pool_with, settings, target};
-use crate::support::fake_mcp::{FakeMcp, Reply, Step};
+use crate::support::fake_mcp::{FakeMcp, Reply, Seen, Step};
 use crate::support::world::run_on;
 
 const FRESH: Duration = Duration::from_mins(1);
@@ -92,6 +92,8 @@ async fn field_a052_every_post_takes_both_kinds_of_answers() {
     pool.catalog(&acme(), &target, FRESH).await.unwrap();
     assert_eq!(class(&call(&pool, &target).await), "done");
     assert!(fake.count("notifications/initialized") == 1 && fake.count("tools/call") == 1);
+    let packed = |seen: &Seen| seen.headers.contains_key("accept-encoding");
+    assert!(!fake.seen().iter().any(packed), "nobody is asked for a body that unpacks to gigabytes");
     fake.guard(|_| Some(Reply::status(406, json!({ "error": "Not Acceptable" }))));
     let outcome = call(&pool, &target).await;
     assert!(class(&outcome).starts_with("not sent"), "{outcome:?}");

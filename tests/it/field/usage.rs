@@ -100,6 +100,11 @@ async fn field_a149_a_provider_that_counts_nothing_does_not_let_a_run_past_its_b
             product.post("/v1/runs", &body, 201).await;
             let run = product.rested(&id).await;
             assert_eq!((&run["status"], &run["reason"]), (&json!("stopped"), &json!(reason)), "{run:#}");
+            let longest = fake.seen().body["max_tokens"].as_u64();
+            assert!(
+                longest.is_some_and(|longest| longest < 3000),
+                "no longer an answer than there is room for: {longest:?}"
+            );
             let usage = &run["usage"];
             let tokens = usage["total_tokens"].as_u64().unwrap();
             assert!(tokens > 0 && usage["estimated_tokens"] == tokens, "{usage}");

@@ -10,6 +10,8 @@ use crate::support::fake_mcp::{FakeMcp, Reply};
 both_stores! {
     b230_a_resume_takes_no_waiting_call_to_another_server,
     b230_a_resume_brings_no_entries_that_guard_less,
+    b230_a_resume_drops_no_schema_of_arguments,
+    b230_a_resume_gives_no_tool_a_name_that_the_rules_of_the_run_do_not_find,
     b230_a_call_that_was_approved_for_a_server_is_not_sent_where_that_was_moved,
     b230_a_call_that_was_approved_is_not_sent_to_another_account_of_its_server,
     b212_a_call_whose_outcome_nobody_knows_is_not_repeated_where_its_server_was_moved,
@@ -97,6 +99,71 @@ async fn b230_a_resume_brings_no_entries_that_guard_less(database: Database) {
             resume(id, &mcp).await.problem(409, "mcp-rules-loosened");
         }
         assert_eq!(resume(id, &json!([entry])).await.status, 200);
+    }
+}
+
+async fn b230_a_resume_drops_no_schema_of_arguments(database: Database) {
+    let site = Site::on(database).await;
+    register(&site, &site.fake).await;
+    let url = site.fake.url();
+    let pick = json!([{
+        "name": "pick", "description": "Picks.", "input_schema": { "type": "object" }, "executor": { "type": "client" },
+    }]);
+    let most =
+        |amount: u32| json!({ "charge": { "type": "object", "properties": { "amount": { "maximum": amount } } } });
+    for (id, mut entry) in [("named", json!({ "server": "till" })), ("inline", json!({ "url": url }))] {
+        let mut body = site.calling(id, &[("pick", json!({}))], json!([]));
+        entry["input_schemas"] = most(1000);
+        (body["mcp"], body["tools"]) = (json!([entry]), pick.clone());
+        assert_eq!(site.settled(&body).await["reason"], "client-tool-results-required");
+        let resume = async |mcp: Value| {
+            let path = format!("/v1/runs/{id}/resume");
+            site.send(Method::POST, &path, &json!({ "mcp": mcp, "on_catalog_change": "accept" })).await
+        };
+        for mcp in [json!([{ "url": url }]), json!([{ "url": url, "input_schemas": most(9999) }])] {
+            resume(mcp).await.problem(409, "mcp-rules-loosened");
+        }
+        assert_eq!(resume(json!([entry])).await.status, 200);
+    }
+}
+
+async fn b230_a_resume_gives_no_tool_a_name_that_the_rules_of_the_run_do_not_find(database: Database) {
+    let site = Site::on(database).await;
+    register(&site, &site.fake).await;
+    let url = site.fake.url();
+    let pick = json!([{
+        "name": "pick", "description": "Picks.", "input_schema": { "type": "object" }, "executor": { "type": "client" },
+    }]);
+    let entries = [("named", json!({ "server": "till" })), ("inline", json!({ "url": url, "tools": ["charge"] }))];
+    for (id, entry) in entries {
+        let mut body = site.calling(id, &[("pick", json!({}))], json!([]));
+        (body["mcp"], body["tools"]) = (json!([entry]), pick.clone());
+        body["policies"] =
+            json!([{ "name": "cap", "scope": "tool:charge", "when": "args.amount > 1000", "action": "deny" }]);
+        assert_eq!(site.settled(&body).await["reason"], "client-tool-results-required");
+        let resume = async |mcp: Value| {
+            let path = format!("/v1/runs/{id}/resume");
+            site.send(Method::POST, &path, &json!({ "mcp": mcp, "on_catalog_change": "accept" })).await
+        };
+        let with = |member: &str, value: Value| {
+            let mut other = entry.clone();
+            other[member] = value;
+            other
+        };
+        let beside = json!({ "url": url, "namespace": "y" });
+        for mcp in [
+            json!([with("namespace", json!("x"))]),
+            json!([with("tools", json!(["charge", "look"]))]),
+            json!([{ "url": url, "namespace": "x" }]),
+        ] {
+            resume(mcp).await.problem(409, "mcp-rules-loosened");
+        }
+        // Two inline entries without a namespace are none.
+        if id == "named" {
+            resume(json!([entry, beside])).await.problem(409, "mcp-rules-loosened");
+        }
+        resume(json!([])).await.problem(409, "mcp-catalog-changed");
+        assert_eq!(resume(json!([with("require_approval", json!(true))])).await.status, 200);
     }
 }
 
